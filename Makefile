@@ -1,0 +1,39 @@
+PYTHON ?= python
+
+.DEFAULT_GOAL := help
+.PHONY: help lint format test check check-all wheel profile
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+lint: ## formatting, ruff and strict types; changes nothing
+	$(PYTHON) -m ruff format --check
+	$(PYTHON) -m ruff check
+	$(PYTHON) -m mypy
+
+format: ## format the code, and mend what ruff can mend
+	$(PYTHON) -m ruff check --fix
+	$(PYTHON) -m ruff format
+
+test: ## the tests that are not slow
+	$(PYTHON) -m pytest
+
+check: lint test ## what has to pass before a commit: lint and test
+
+check-all: lint ## check, and everything slow: slow tests, the wheel
+	$(PYTHON) -m pytest -m "slow or not slow"
+	$(MAKE) wheel
+
+wheel: ## build the wheel and run it in a fresh virtual environment, from another folder
+	@set -eu; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; unset PYTHONPATH; \
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir "$$work/dist" .; \
+	$(PYTHON) -m venv "$$work/venv"; \
+	"$$work/venv/bin/python" -m pip install --quiet "$$work"/dist/*.whl; \
+	mkdir "$$work/elsewhere"; cd "$$work/elsewhere"; \
+	"$$work/venv/bin/python" -m flowsim +policy=flowprefill +workload=mixed workload.num_requests=500; \
+	"$$work/venv/bin/flowsim" policy=fcfs workload=uniform workload.num_requests=500 hydra.run.dir=out quiet=true; \
+	test -s out/requests.csv; test -s out/summary.json
+
+profile: ## refit the shipped profile and the quantile table from the data that FLOWSIM_DATA names
+	$(PYTHON) -m experiments.fit_llama3_8b_a100
+	$(PYTHON) -m experiments.mixed_quantiles

@@ -1,0 +1,32 @@
+"""flowsim: a discrete-event simulator for research on prefill scheduling in LLM serving."""
+
+from flowsim.cluster import PrefillOnly
+from flowsim.core import Batch, Job, Part, PolicyError, Request
+from flowsim.latency import LatencyModel
+from flowsim.metrics import Result
+from flowsim.policy import ComposedPolicy, Policy, SLOAware, TokenBudget, View
+from flowsim.profile import Profile, load_profile
+from flowsim.sim import simulate
+from flowsim.timeline import Stops
+
+__all__ = [
+    "Batch",
+    "ComposedPolicy",
+    "Job",
+    "LatencyModel",
+    "Part",
+    "Policy",
+    "PolicyError",
+    "PrefillOnly",
+    "Profile",
+    "Request",
+    "Result",
+    "SLOAware",
+    "Stops",
+    "TokenBudget",
+    "View",
+    "load_profile",
+    "simulate",
+]
+
+__version__ = "0.1.0"

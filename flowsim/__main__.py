@@ -1,0 +1,118 @@
+"""The command: `python -m flowsim +policy=flowprefill +workload=mixed`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+__all__ = ["main"]
+
+HELP = """\
+flowsim: a simulator for research on prefill scheduling in LLM serving
+
+  python -m flowsim +policy=flowprefill +workload=mixed       run one simulation
+  python -m flowsim policy=fcfs workload.rate_rps=8 seed=3    any key of the configuration, changed
+  python -m flowsim -m policy=fcfs,chunked_2k,flowprefill     a run for each
+  python -m flowsim --cfg job                                 print the configuration, run nothing
+  python -m flowsim --hydra-help                              Hydra's own options
+
+{groups}
+
+Models and GPUs (model=, gpu=, tp=):
+{profiles}
+
+Often changed: workload.rate_rps, workload.num_requests, workload.slo_scale, policy.stops, cluster.instances,
+seed, hydra.run.dir=DIR (where the results go), quiet=true.
+"""
+
+
+def main() -> None:
+    """Runs the command; exits with 0, 1 (no request finished), 2 (a mistake in what was asked) or 130 (Ctrl-C)."""
+    arguments = sys.argv[1:]
+    if {"--help", "-h"} & set(arguments):
+        print(_help())
+        return
+    wants_traceback = os.environ.setdefault("HYDRA_FULL_ERROR", "0") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the complaint is worded here
+    sys.exit(_run(arguments, wants_traceback))
+
+
+def _run(arguments: list[str], wants_traceback: bool) -> int:
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from flowsim.config import CONF, explain, strip_plus
+    from flowsim.core import PolicyError
+
+    arguments = strip_plus(arguments)
+    sys.argv = [sys.argv[0], *arguments]
+    finished: list[int] = []
+    command = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+    logging.basicConfig(stream=sys.stderr, format="%(message)s")
+    logging.getLogger("flowsim").setLevel(logging.INFO)
+    try:
+        command(lambda config: finished.append(_job(config)))()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (HydraException, OmegaConfBaseException, PolicyError, ValueError, OSError) as error:
+        if wants_traceback:
+            raise
+        print(f"flowsim: {explain(error, arguments, _config_dir(arguments))}", file=sys.stderr)
+        return 2
+    return 1 if 0 in finished else 0
+
+
+def _config_dir(arguments: list[str]) -> str | None:
+    """The folder that `--config-dir` (or `-cd`) names."""
+    for place, argument in enumerate(arguments):
+        option, _, value = argument.partition("=")
+        if option in ("--config-dir", "-cd"):
+            return value or next(iter(arguments[place + 1 :]), None)
+    return None
+
+
+def _job(config: DictConfig) -> int:
+    """One run of the configuration; returns the number of requests that finished, or 1 where 0 is fine."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    from flowsim.config import build, make
+
+    setup = build(config)
+    task, report = make(config, "task"), make(config, "report")
+    runtime = HydraConfig.get().runtime
+    folder = Path(runtime.output_dir)
+    OmegaConf.save(config, folder / "config.yaml", resolve=True)
+    chosen = runtime.choices
+    title = f"{chosen['policy']} on {chosen['workload']}, {config.model} on {config.tp} x {config.gpu}"
+    finished: int = task(setup, title=title, report=report, folder=folder, quiet=config.quiet)
+    if not finished:
+        print("flowsim: no request finished", file=sys.stderr)
+    return finished if config.fail_on_empty else 1
+
+
+def _help() -> str:
+    """What can be chosen, read from the shipped folders; Hydra is not needed for it."""
+    from flowsim.names import shipped
+    from flowsim.profile import MODEL_ALIASES, profile_table
+
+    names = ("policy", "workload", "predictor", "cluster", "router", "task", "report")
+    choices = {name: sorted(path.stem for path in (shipped("conf") / name).glob("*.yaml")) for name in names}
+    groups = "\n".join(f"{name + '=':<11} {', '.join(found)}" for name, found in choices.items())
+    profiles = "\n".join(
+        f"  {model:<16} {gpu:<12} tp {', '.join(map(str, degrees))}" for model, gpu, degrees in profile_table()
+    )
+    aliases = "".join(f"\n  {alias:<16} the same as {model}" for alias, model in MODEL_ALIASES.items())
+    return HELP.format(groups=groups, profiles=profiles + aliases)
+
+
+if __name__ == "__main__":
+    main()

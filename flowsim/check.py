@@ -1,0 +1,193 @@
+"""What must hold of every run whatever the policy; `docs/invariants.md` numbers the laws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flowsim.core import Outcome
+from flowsim.latency import LatencyModel
+from flowsim.log import Columns, Ended
+from flowsim.metrics import Result
+from flowsim.timeline import Stops, Timeline
+
+__all__ = ["check_result"]
+
+Array = npt.NDArray[Any]
+SAME_S = 1e-7  # sums of many operator times over hours of simulated time differ by less
+
+
+def check_result(result: Result, latency: LatencyModel | None = None) -> None:
+    """Checks the laws of a run.
+
+    Args:
+        result: any run's result.
+        latency: the hardware it ran on; with it, segments are checked against timelines too.
+
+    Raises:
+        AssertionError: the law broken, with both sides.
+    """
+    _check_outcomes(result)
+    _check_tokens(result)
+    _check_gpus(result)
+    _check_preemptions(result)
+    _check_kv(result)
+    if latency is not None:
+        _check_timelines(result, latency)
+
+
+def _hold(law: str, holds: Array | bool, left: Any, right: Any) -> None:
+    """Raises for the first row where a law does not hold."""
+    bad = np.flatnonzero(~np.atleast_1d(np.asarray(holds)))
+    if len(bad):
+        sides = [side[bad[0]] if isinstance(side, np.ndarray) else side for side in (left, right)]
+        raise AssertionError(f"{law}: row {bad[0]} has {sides[0]!r} against {sides[1]!r} ({len(bad)} such rows)")
+
+
+def _check_outcomes(result: Result) -> None:
+    """One outcome each; arrival <= start <= first token <= finish; rejections have a reason."""
+    requests = result.tables["requests"]
+    outcome = requests["outcome"]
+    _hold(
+        "1 every request has one outcome",
+        np.isin(outcome, [one.value for one in Outcome]),
+        outcome,
+        "an outcome",
+    )
+    done = outcome == Outcome.FINISHED.value
+    for earlier, later in (
+        ("arrival_s", "start_s"),
+        ("start_s", "first_token_s"),
+        ("first_token_s", "finish_s"),
+    ):
+        a, b = requests[earlier][done], requests[later][done]
+        _hold(f"2 {earlier} <= {later}", a <= b + SAME_S, a, b)
+    reasons = np.array([reason is not None for reason in requests["reason"].tolist()], dtype=bool)
+    _hold(
+        "1 the rejected have a reason, no others",
+        reasons == (outcome == Outcome.REJECTED.value),
+        outcome,
+        requests["reason"],
+    )
+
+
+def _check_tokens(result: Result) -> None:
+    """The tokens computed for a request are its prompt, no more and no less; none for a rejected one."""
+    requests, batches = result.tables["requests"], result.tables["batches"]
+    done = requests["outcome"] == Outcome.FINISHED.value
+    computed = np.bincount(batches["request"], weights=batches["tokens"], minlength=len(done))
+    wanted = np.where(
+        done, requests["prompt_tokens"], np.where(requests["outcome"] == Outcome.REJECTED.value, 0, computed)
+    )
+    _hold("3 prefilled tokens == prompt tokens", computed == wanted, computed, wanted)
+
+
+def _check_gpus(result: Result) -> None:
+    """A GPU runs one segment at a time, and does not idle while it has work that it could do."""
+    requests, segments = result.tables["requests"], result.tables["segments"]
+    for instance in range(result.run["instances"]):
+        rows = segments["instance"] == instance
+        begin_s, end_s = (segments["start_s"] - segments["switch_s"])[rows], segments["end_s"][rows]
+        _hold("4 a segment ends after it begins", begin_s <= end_s + SAME_S, begin_s, end_s)
+        _hold("4 one GPU never runs two segments", end_s[:-1] <= begin_s[1:] + SAME_S, end_s[:-1], begin_s[1:])
+        if result.run["idles"]:
+            continue
+        gaps = np.flatnonzero(begin_s[1:] > end_s[:-1] + SAME_S)
+        gap_begin_s, gap_end_s = end_s[:-1][gaps], begin_s[1:][gaps]
+        mine = requests["prefill_instance"] == instance
+        mine &= ~np.isnan(requests["start_s"])
+        order = np.argsort(requests["start_s"][mine], kind="stable")
+        start_s, arrival_s = requests["start_s"][mine][order], requests["arrival_s"][mine][order]
+        earliest_s = np.append(np.minimum.accumulate(arrival_s[::-1])[::-1], np.inf)
+        waited_s = earliest_s[np.searchsorted(start_s, gap_end_s - SAME_S)]
+        _hold("5 never idle while a job waits that fits", waited_s >= gap_end_s - SAME_S, gap_begin_s, waited_s)
+        _check_suspended(segments, rows, gap_begin_s)
+
+
+def _check_suspended(segments: Columns, rows: Array, gap_begin_s: Array) -> None:
+    """No batch of an instance is between two of its segments when a gap begins."""
+    order = np.lexsort((segments["start_s"][rows], segments["batch"][rows]))
+    batch = segments["batch"][rows][order]
+    same = batch[1:] == batch[:-1]
+    paused_s = np.sort(segments["end_s"][rows][order][:-1][same])
+    resumed_s = np.sort(segments["start_s"][rows][order][1:][same])
+    suspended = np.searchsorted(paused_s, gap_begin_s, side="right") - np.searchsorted(
+        resumed_s, gap_begin_s, side="right"
+    )
+    _hold("5 never idle while a batch is suspended", suspended == 0, gap_begin_s, suspended)
+
+
+def _check_preemptions(result: Result) -> None:
+    """A flag is acknowledged after it is raised; every pause has one."""
+    table, segments = result.tables["preemptions"], result.tables["segments"]
+    _hold(
+        "6 flagged <= stopped",
+        table["flagged_s"] <= table["stopped_s"] + SAME_S,
+        table["flagged_s"],
+        table["stopped_s"],
+    )
+    pauses = int((segments["ended"] == Ended.PAUSED.value).sum())
+    _hold("6 every pause was flagged", pauses == int(table["paused"].sum()), pauses, int(table["paused"].sum()))
+
+
+def _check_kv(result: Result) -> None:
+    """Blocks are never more than there are, and all of them are free at the end."""
+    kv = result.tables["kv"]
+    for instance, total in enumerate(result.run["kv_blocks"]):
+        rows = kv["instance"] == instance
+        free, suspended = kv["free_blocks"][rows], kv["suspended_blocks"][rows]
+        _hold(
+            "7 free + suspended <= total",
+            (free >= 0) & (suspended >= 0) & (free + suspended <= total),
+            free,
+            total,
+        )
+        unfinished = (result.tables["requests"]["outcome"] == Outcome.UNFINISHED.value).any()
+        if len(free) and not unfinished:
+            _hold("7 all blocks come back", bool(free[-1] == total and suspended[-1] == 0), int(free[-1]), total)
+
+
+def _check_timelines(result: Result, latency: LatencyModel) -> None:
+    """Segments lie end to end on their batch's timeline, and pause only where the policy may stop."""
+    stops = Stops(result.run["stops"])
+    bound = latency.bound(pass_tokens=result.run["pass_tokens"], stops=stops)
+    timelines = _timelines(result.tables["batches"], bound)
+    reached: dict[int, tuple[int, float]] = {}
+    table = result.tables["segments"]
+    columns = ("batch", "start_s", "end_s", "first_op", "last_op", "ended")
+    for number, start_s, end_s, first, last, ended in zip(*(table[name].tolist() for name in columns), strict=True):
+        timeline = timelines[number]
+        at = reached.get(number, (0, 0.0))
+        _hold("8 a segment begins where its batch stopped", first == at[0], first, at[0])
+        if ended == Ended.PAUSED.value:
+            to_s = timeline.at(last, stops)
+            legal = timeline.next_stop(to_s, stops).operators == last and to_s < timeline.total_s
+            _hold("9 pauses are at legal stops", legal, (number, last), stops.value)
+        elif ended != Ended.FAILED.value:
+            to_s = timeline.total_s
+            _hold(
+                "8 a batch ends with its last operator",
+                last == timeline.end.operators,
+                last,
+                timeline.end.operators,
+            )
+        else:
+            continue
+        _hold(
+            "8 segments sum to the timeline",
+            abs(end_s - start_s - (to_s - at[1])) < SAME_S,
+            end_s - start_s,
+            to_s - at[1],
+        )
+        reached[number] = (last, to_s)
+
+
+def _timelines(batches: Columns, latency: LatencyModel) -> Mapping[int, Timeline]:
+    parts: dict[int, list[tuple[int, int]]] = {}
+    rows = zip(batches["batch"].tolist(), batches["tokens"].tolist(), batches["cached_tokens"].tolist(), strict=True)
+    for number, new, cached in rows:
+        parts.setdefault(number, []).append((new, cached))
+    return {number: latency.timeline(tokens) for number, tokens in parts.items()}

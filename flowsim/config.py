@@ -1,0 +1,237 @@
+"""Configurations: composed by Hydra, checked for names that nobody reads, and made into objects.
+
+With `__main__` the only module that imports hydra. In a notebook::
+
+    from flowsim.config import build, compose
+    result = build(compose(["+policy=fcfs", "workload.rate_rps=3"])).run()
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import hydra
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    InstantiationException,
+    MissingConfigException,
+)
+from hydra.utils import get_object, instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from flowsim.cluster import PrefillOnly, Router
+from flowsim.core import Request
+from flowsim.latency import LatencyModel, Predictor
+from flowsim.metrics import Result
+from flowsim.names import shipped, unknown
+from flowsim.policy import Policy
+from flowsim.profile import load_profile
+from flowsim.sim import simulate
+
+__all__ = ["CONF", "ConfigError", "Setup", "build", "compose", "explain", "strip_plus"]
+
+GROUPS = ("policy", "workload", "predictor", "cluster", "router", "task", "report")
+
+
+CONF = shipped("conf")
+OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
+
+
+class ConfigError(ValueError):
+    """A configuration that names something which does not exist, or leaves out what is needed."""
+
+
+def strip_plus(overrides: Sequence[str]) -> list[str]:
+    """Turns `+policy=` and `+workload=` into `policy=` and `workload=`: both spellings mean the same choice."""
+    return [re.sub(r"^\+(?=(policy|workload)=)", "", override) for override in overrides]
+
+
+def compose(overrides: Sequence[str] = (), *, config_dir: str | Path | None = None) -> DictConfig:
+    """The configuration of a run, as `python -m flowsim OVERRIDES` would compose it.
+
+    Args:
+        overrides: as on the command line.
+        config_dir: a folder of your own with groups such as `policy/mine.yaml`.
+
+    Raises:
+        ConfigError: an unknown name, with near names and the choices.
+    """
+    arguments = strip_plus(overrides)
+    try:
+        return _compose(arguments, config_dir)
+    except HydraException as error:
+        raise ConfigError(explain(error, arguments, config_dir)) from error
+
+
+def _compose(overrides: Sequence[str], config_dir: str | Path | None) -> DictConfig:
+    search = [f"hydra.searchpath=[file://{Path(config_dir).absolute()}]"] if config_dir else []
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        return hydra.compose("config", overrides=[*overrides, *search])
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything one run needs, as objects."""
+
+    requests: list[Request]
+    policy: Policy
+    latency: LatencyModel
+    predictor: Callable[[LatencyModel], Predictor]
+    cluster: PrefillOnly
+    router: Router
+    seed: int
+    strict: bool
+
+    def run(self, progress: Callable[[int], None] | None = None) -> Result:
+        """Simulates it."""
+        return simulate(
+            self.requests,
+            policy=self.policy,
+            latency=self.latency,
+            predictor=self.predictor,
+            cluster=self.cluster,
+            router=self.router,
+            seed=self.seed,
+            strict=self.strict,
+            progress=progress,
+        )
+
+
+def build(config: DictConfig) -> Setup:
+    """The objects that a configuration names.
+
+    Raises:
+        ConfigError: a key that nothing reads, a missing value, an unknown name.
+        ValueError: a value out of its range, an unreadable trace or profile.
+    """
+    _check_top(config)
+    latency = LatencyModel(load_profile(config.model, str(config.gpu)), config.tp)
+    return Setup(
+        requests=make(config, "workload"),
+        policy=make(config, "policy"),
+        latency=latency,
+        predictor=make(config, "predictor"),
+        cluster=make(config, "cluster"),
+        router=make(config, "router"),
+        seed=config.seed,
+        strict=config.strict,
+    )
+
+
+def make(config: DictConfig, group: str) -> Any:
+    """The object of one group, after a check that its class or function reads every key given."""
+    _check_keys(config[group], group)
+    try:
+        return instantiate(config[group], _convert_="all")
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{_full_key(error)} is needed: give {_full_key(error)}=VALUE") from error
+    except InstantiationException as error:
+        if isinstance(error.__cause__, ValueError | OSError):
+            raise error.__cause__ from error
+        raise ConfigError(f"{group}: {error.__cause__ or error}") from error
+
+
+def _check_top(config: DictConfig) -> None:
+    known = {*OmegaConf.load(CONF / "config.yaml"), *GROUPS} - {"defaults", "hydra"}
+    for key in config:
+        if key not in known:
+            raise ConfigError(unknown("key", key, known))
+
+
+def _check_keys(node: Any, where: str) -> None:
+    """Hydra takes `+workload.rte_rps=3` silently; this does not."""
+    if OmegaConf.is_list(node):
+        for index, item in enumerate(node._iter_ex(resolve=False)):
+            _check_keys(item, f"{where}[{index}]")
+    if not OmegaConf.is_dict(node):
+        return
+    if "_target_" in node:
+        target = _target(node, where)
+        names, types, any_key = _parameters(target)
+        for key in node:
+            if not any_key and key not in names and not str(key).startswith("_"):
+                raise ConfigError(unknown("key", f"{where}.{key}", [f"{where}.{name}" for name in names]))
+            if key in types and not OmegaConf.is_missing(node, key):
+                _check_type(node[key], types[key], f"{where}.{key}")
+    for key in node:
+        if not OmegaConf.is_missing(node, key):
+            _check_keys(node._get_node(key), f"{where}.{key}")
+
+
+def _target(node: DictConfig, where: str) -> Callable[..., Any]:
+    name = node._get_node("_target_")._value()  # type: ignore[union-attr]
+    try:
+        target: Callable[..., Any] = get_object(name)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{where}._target_ {name!r} cannot be imported: {error}") from error
+    return target
+
+
+def _parameters(target: Callable[..., Any]) -> tuple[list[str], dict[str, Any], bool]:
+    """The names that a class or function takes, their types where stated, and whether it takes any other too."""
+    parameters = inspect.signature(target).parameters.values()
+    function = target.__init__ if inspect.isclass(target) else target
+    try:
+        types = get_type_hints(function)
+    except (NameError, TypeError):
+        types = {}  # annotations that only a type checker can read
+    return [p.name for p in parameters], types, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _check_type(value: Any, annotation: Any, key: str) -> None:
+    """Raises where a plain number, switch or text is asked for and something else was given."""
+    allowed = set(get_args(annotation)) or {annotation}
+    if value is None or not allowed <= {int, float, bool, str, Path, type(None)}:
+        return
+    if float in allowed:
+        allowed |= {int}
+    if type(value) not in allowed:
+        names = {
+            int: "a whole number",
+            float: "a number",
+            bool: "true or false",
+            str: "a text",
+            Path: "a path",
+        }
+        kinds = " or ".join(names[kind] for kind in (float, int, bool, str) if kind in allowed)
+        raise ConfigError(f"{key} is {value!r}; it must be {kinds.replace('a number or a whole number', 'a number')}")
+
+
+def explain(error: Exception, overrides: Sequence[str], config_dir: str | Path | None = None) -> str:
+    """Hydra's complaint about a configuration, in one sentence with near names and the choices."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return unknown(group or "config", name, error.options)
+    text = str(error).split("\n")[0]
+    found = re.search(r"Could not override '([^']+)'", text)
+    if isinstance(error, ConfigCompositionException) and found:
+        return _unknown_key(found.group(1), overrides, config_dir)
+    if isinstance(error, OmegaConfBaseException):
+        text = str(error.msg).split("\n")[0]
+    return text
+
+
+def _unknown_key(key: str, overrides: Sequence[str], config_dir: str | Path | None) -> str:
+    """Names the choices beside a key that the configuration has not."""
+    chosen = [override for override in overrides if override.split("=")[0] in GROUPS and "," not in override]
+    config = _compose(chosen, config_dir)
+    parent, _, name = key.rpartition(".")
+    while parent and OmegaConf.select(config, parent, throw_on_missing=False) is None:
+        parent, _, name = parent.rpartition(".")
+    node = OmegaConf.select(config, parent) if parent else config
+    if not OmegaConf.is_dict(node):
+        return f"unknown key {key!r}: {parent} is a value, not a group of keys"
+    prefix = f"{parent}." if parent else ""
+    return unknown("key", f"{prefix}{name}", [f"{prefix}{one}" for one in map(str, node) if not one.startswith("_")])
+
+
+def _full_key(error: OmegaConfBaseException) -> str:
+    return str(error.full_key or error.key)

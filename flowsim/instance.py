@@ -1,0 +1,314 @@
+"""The executor of one instance: asks its policy, sleeps to the end of a segment, stops where it may.
+
+The only module, with `cluster`, that knows SimPy. It knows no policy by name. One simulator event per
+uninterrupted segment: an arrival that changes the policy's answer moves the segment's end to the next legal
+stop, and the timer set before is ignored when it fires.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from time import perf_counter
+
+import simpy
+
+from flowsim.core import Batch, Job, Outcome, Part, PolicyError, Reason, Request
+from flowsim.kv import KVPool
+from flowsim.latency import LatencyModel, Predictor
+from flowsim.log import Ended, Log
+from flowsim.policy import Policy
+from flowsim.timeline import INSTANT_S, Stop
+from flowsim.view import InstanceView
+
+__all__ = ["Instance"]
+
+_AFTER_ARRIVALS = 2  # a SimPy priority below NORMAL: decided once everything else of the instant is in
+_OUTCOMES = {outcome: float(place) for place, outcome in enumerate(Outcome)}
+_REASONS = {reason: float(place) for place, reason in enumerate(Reason)}
+_ENDED = {ended: float(place) for place, ended in enumerate(Ended)}
+
+
+class Instance:
+    """One tensor-parallel group: a GPU's queue, its KV pool and the batch it runs.
+
+    Args:
+        env: the simulation's clock and event queue.
+        index: the instance's number in its pool.
+        policy: decides what runs.
+        latency: how long it takes.
+        predictor: what the policy believes about that.
+        kv: the instance's KV blocks.
+        log: where everything is written.
+        max_batches: batches under way, running and suspended, at most.
+        ended: called with each request and the second at which it finished (or was rejected).
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        index: int,
+        *,
+        policy: Policy,
+        latency: LatencyModel,
+        predictor: Predictor,
+        kv: KVPool,
+        log: Log,
+        max_batches: int,
+        ended: Callable[[Request, float], None],
+    ) -> None:
+        self.env = env
+        self.index = index
+        self.policy = policy
+        self.latency = latency
+        self.predictor = predictor
+        self.kv = kv
+        self.log = log
+        self.ended = ended
+        self.view = InstanceView(predictor, kv, max_batches=max_batches, request_s=latency.profile.request_s)
+        self._idles = bool(getattr(policy, "idles", False))
+        self._deciding = False  # a decision is due later in this instant
+        self._timer: simpy.Event | None = None  # the one that counts: the end of the running segment
+        self._stop: Stop | None = None  # where a flagged batch stops; None while none is flagged
+        self._flagged_s = math.nan
+        self._flagged_for: Job | None = None
+        self._parked_s = math.nan  # when a batch was last paused
+        self._suspended_blocks = 0
+
+    # ---------------------------------------------------------------- arrivals and decisions
+
+    def submit(self, request: Request) -> None:
+        """A request arrives; one that the whole KV pool cannot hold is rejected."""
+        view = self.view
+        view.now_s = self.env.now
+        job = Job(request)
+        if self.kv.blocks(job.prompt_tokens) > self.kv.total_blocks:
+            self._log_request(job, math.nan, math.nan, Outcome.REJECTED, Reason.TOO_LARGE)
+            self.ended(request, self.env.now)
+            return
+        view.waiting.add(job)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Decides, but only once everything else that happens at this instant is in."""
+        if self._deciding:
+            return
+        if self.env.peek() > self.env.now:
+            self._decide()
+        else:
+            self._deciding = True
+            _Later(self.env, self._decide_later)
+
+    def _decide_later(self, _event: simpy.Event) -> None:
+        self._deciding = False
+        self._decide()
+
+    def _decide(self) -> None:
+        """One decision: start something on a free GPU, or flag the batch that runs."""
+        running = self.view.running
+        if running is None:
+            batch = self._ask()
+            if batch is not None:
+                self._start(batch)
+            elif not self._idles:
+                self._check_idle()
+        elif self._stop is None:  # no second signal while stopping
+            answer = self._ask()
+            if answer is not running:
+                self._flag(running, answer)
+
+    def _ask(self) -> Batch | None:
+        view, log = self.view, self.log
+        view.now_s = self.env.now
+        began_s = perf_counter()
+        answer = self.policy.select(view)
+        log.scheduler_wall_s += perf_counter() - began_s
+        log.decisions += 1
+        return answer
+
+    # ---------------------------------------------------------------- one batch on the GPU
+
+    def _start(self, batch: Batch) -> None:
+        """Puts a new or a suspended batch on the GPU until the end of its timeline."""
+        now_s = self.env.now
+        if batch in self.view.suspended:
+            self._resume(batch)
+        else:
+            self._check_new(batch)
+            # taking over from a batch that was paused at this very instant costs a switch
+            batch.switch_s = self.latency.profile.switch_s if self._parked_s == now_s else 0.0
+            batch.since_s = now_s + batch.switch_s
+            self._begin(batch)
+        self.view.running = batch
+        self._set_timer(batch.switch_s + batch.timeline.total_s - batch.done_s)
+
+    def _begin(self, batch: Batch) -> None:
+        """Takes KV blocks and jobs for a new batch, and lays out its timeline."""
+        view, kv, log = self.view, self.kv, self.log
+        batch.number = log.num_batches
+        log.num_batches += 1
+        tokens = [(part.tokens, part.job.done_tokens) for part in batch.parts]
+        batch.timeline = self.latency.timeline(tokens)
+        batch.predicted_s = self.predictor.batch_s(tokens)
+        for position, (job, new) in enumerate(batch.parts):
+            view.waiting.remove(job)
+            if not job.done_tokens:
+                kv.take(job.id, kv.blocks(job.prompt_tokens))
+                job.start_s = batch.since_s
+            batch.blocks += kv.held(job.id)
+            log.batches.add((batch.number, self.index, job.id, position, new, job.done_tokens))
+        self._log_kv()
+
+    def _resume(self, batch: Batch) -> None:
+        self.view.suspended.remove(batch)
+        self._suspended_blocks -= batch.blocks
+        batch.resumes += 1
+        batch.since_s = self.env.now
+        batch.switch_s = 0.0
+        waited_s = self.env.now - batch.suspended_at_s
+        for job, _ in batch.parts:
+            job.suspended_s += waited_s
+        self._log_kv()
+
+    def _flag(self, running: Batch, answer: Batch | None) -> None:
+        """Signals the running batch to stop at its next legal stop."""
+        if answer is None:
+            raise self._error("chose nothing while a batch runs", "the running batch, a suspended one or a new one")
+        now_s = self.env.now
+        done_s = running.done_s + max(2 * INSTANT_S, now_s - running.since_s)  # never again where it resumed
+        self._stop = running.timeline.next_stop(done_s, self.policy.stops)
+        self._flagged_s = now_s
+        self._flagged_for = answer.head
+        if self._stop is not running.timeline.end:
+            self._set_timer(running.since_s + (self._stop.at_s - running.done_s) - now_s)
+
+    def _set_timer(self, delay_s: float) -> None:
+        self._timer = timer = simpy.Timeout(self.env, max(0.0, delay_s))
+        timer.callbacks.append(self._on_timer)
+
+    def _on_timer(self, event: simpy.Event) -> None:
+        """The running segment is over: at the end of its batch, or at the stop it was flagged for."""
+        if event is not self._timer:
+            return  # a batch that was flagged meanwhile
+        batch, stop = self.view.running, self._stop
+        assert batch is not None, f"instance {self.index}: a timer fired with nothing running"
+        now_s = self.env.now
+        self.view.now_s = now_s
+        self.view.running = None
+        end = batch.timeline.end
+        paused = stop is not None and stop is not end
+        if stop is not None:
+            self._acknowledge(batch, paused)
+        if paused:
+            assert stop is not None
+            self._log_segment(batch, stop, Ended.PAUSED)
+            self._suspend(batch, stop)
+        else:
+            unfinished = any(new < job.left_tokens for job, new in batch.parts)
+            self._log_segment(batch, end, Ended.PASS if unfinished else Ended.FINISHED)
+            self._finish(batch)
+        self._wake()
+
+    def _acknowledge(self, batch: Batch, paused: bool) -> None:
+        """Ends the wait of whom the batch was flagged for."""
+        by, now_s = self._flagged_for, self.env.now
+        assert by is not None
+        if math.isnan(by.start_s):
+            by.blocked_s += now_s - self._flagged_s
+        for job, _ in batch.parts:
+            job.preemptions += 1
+        self.log.preemptions.add((self.index, self._flagged_s, now_s, batch.number, batch.id, by.id, paused))
+        self._stop = self._flagged_for = None
+
+    def _suspend(self, batch: Batch, stop: Stop) -> None:
+        batch.done_s, batch.operators = stop
+        batch.suspended_at_s = self._parked_s = self.env.now
+        self._suspended_blocks += batch.blocks
+        self.view.suspended.add(batch)
+        self._log_kv()
+
+    def _finish(self, batch: Batch) -> None:
+        """Credits the batch's tokens: a prompt that is complete emits its first token, a cut one waits again."""
+        first_token_s = self.env.now + self.latency.profile.request_s
+        for job, new in batch.parts:
+            job.done_tokens += new
+            if job.done_tokens < job.prompt_tokens:
+                self.view.waiting.add(job)
+                continue
+            self.kv.give(job.id)
+            self._log_request(job, first_token_s, first_token_s, Outcome.FINISHED)
+            self.ended(job.request, first_token_s)
+        self._log_kv()
+
+    # ---------------------------------------------------------------- the contract of select
+
+    def _check_new(self, batch: Batch) -> None:
+        """Raises PolicyError unless a new batch may start now."""
+        waiting, free = self.view.waiting, self.kv.free_blocks
+        if batch.number >= 0:
+            raise self._error(f"chose batch {batch.number}, which has ended", "a suspended batch or a new one")
+        seen = set()
+        for job, new in batch.parts:
+            if job not in waiting or job.id in seen:
+                raise self._error(
+                    f"chose request {job.id}, which does not wait, or twice",
+                    "jobs of view.waiting, once each",
+                )
+            if not 1 <= new <= job.left_tokens:
+                raise self._error(
+                    f"gave request {job.id} {new} tokens",
+                    f"1 to {job.left_tokens}, what is left of its prompt",
+                )
+            seen.add(job.id)
+        if not self.view.fits(batch.parts):
+            needed = self.view.blocks(batch.parts)
+            raise self._error(
+                f"chose a batch needing {needed} KV blocks; {free} are free, {len(self.view.suspended)} suspended",
+                f"batches that fit: ask view.fits(parts) first (at most {self.view.max_batches} batches under way)",
+            )
+
+    def _check_idle(self) -> None:
+        """Raises PolicyError where a policy idles a GPU that it could use."""
+        view = self.view
+        if view.suspended:
+            raise self._error(f"chose nothing while {len(view.suspended)} batches are suspended", "one of them")
+        if view.waiting and all(view.fits([Part(job, job.left_tokens)]) for job in view.waiting):
+            raise self._error(
+                f"chose nothing while {len(view.waiting)} jobs wait that all fit",
+                "one of them; or set `idles`",
+            )
+
+    def _error(self, did: str, allowed: str) -> PolicyError:
+        name = type(self.policy).__name__
+        return PolicyError(f"t={self.env.now:.6f} s, instance {self.index}: {name} {did}. Allowed: {allowed}.")
+
+    # ---------------------------------------------------------------- the log
+
+    def _log_segment(self, batch: Batch, stop: Stop, ended: Ended) -> None:
+        now_s = self.env.now
+        self.log.segments.add(
+            (self.index, batch.number, batch.since_s, now_s, batch.operators, stop.operators, batch.tokens,
+             _ENDED[ended], batch.switch_s)
+        )  # fmt: skip
+
+    def _log_kv(self) -> None:
+        self.log.kv.add((self.env.now, self.index, self.kv.free_blocks, self._suspended_blocks))
+
+    def _log_request(
+        self, job: Job, first_token_s: float, finish_s: float, outcome: Outcome, reason: Reason | None = None
+    ) -> None:
+        self.log.requests.add(
+            (job.id, job.start_s, first_token_s, finish_s, job.blocked_s, job.preemptions, job.suspended_s,
+             self.index, _OUTCOMES[outcome], math.nan if reason is None else _REASONS[reason])
+        )  # fmt: skip
+
+
+class _Later(simpy.Event):
+    """An event of this instant that comes after everything else of the instant."""
+
+    def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None]) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+        self.callbacks.append(callback)
+        env.schedule(self, priority=_AFTER_ARRIVALS)  # type: ignore[arg-type]

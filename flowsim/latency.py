@@ -1,0 +1,181 @@
+"""How long things take: operator curves of a profile composed into timelines, and predictors of them.
+
+Reads profiles; knows no scheduling and no simulator. The instance runs a LatencyModel; a policy sees a
+Predictor. The two are separate objects, so that prediction error can be studied.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Protocol
+
+from flowsim.profile import BOUNDARIES, Dense, Profile
+from flowsim.timeline import Pass, Stops, Timeline
+
+__all__ = ["Exact", "LatencyModel", "Predictor", "Tokens"]
+
+Tokens = Sequence[tuple[int, int]]
+"""What a batch computes: (new tokens c, cached tokens p) of each part."""
+
+HEAD, QKV, ATTENTION, O_PROJ, GATE_UP, DOWN, TAIL = range(len(BOUNDARIES))
+
+
+class Predictor(Protocol):
+    """What a scheduler believes about prefill times; seconds from the start to the first token, run alone."""
+
+    def alone_s(self, prompt_tokens: int) -> float:
+        """A whole prompt on an idle instance."""
+        ...
+
+    def batch_s(self, tokens: Tokens) -> float:
+        """A batch on an idle instance."""
+        ...
+
+
+class LatencyModel:
+    """The simulated hardware: turns a batch into its timeline.
+
+    Args:
+        profile: the model's and GPU's curves.
+        tp: GPUs of one instance; the profile must have data for it.
+        pass_tokens: a longer batch runs as several passes back to back.
+        stops: the legal stops; each costs the profile's `check_s` (except REQUEST and PASS, which have none).
+
+    Raises:
+        ValueError: a TP degree without data (those available are listed), or `pass_tokens` below 1.
+    """
+
+    def __init__(self, profile: Profile, tp: int = 1, *, pass_tokens: int = 8192, stops: Stops = Stops.REQUEST) -> None:
+        if tp not in profile.dense:
+            degrees = ", ".join(map(str, profile.tp_degrees))
+            raise ValueError(
+                f"tp={tp}: {profile.path} has data for tp {degrees} only; "
+                "profile this degree and add it to the file's `tp` section"
+            )
+        if pass_tokens < 1:
+            raise ValueError(f"pass_tokens is {pass_tokens}; it must be at least 1")
+        self.profile = profile
+        self.tp = tp
+        self.pass_tokens = pass_tokens
+        self.stops = stops
+        self._attention = profile.attention[tp]
+        self._knots, self._lines = _merge(profile.dense[tp])
+        check_s = profile.check_s
+        self._checks_s = tuple(check_s * (operator in stops.operators) for operator in range(5))
+        self._whole: dict[int, Timeline] = {}
+
+    def bound(self, *, pass_tokens: int, stops: Stops) -> LatencyModel:
+        """The same hardware under an engine's pass size and a policy's stops."""
+        return LatencyModel(self.profile, self.tp, pass_tokens=pass_tokens, stops=stops)
+
+    def timeline(self, tokens: Tokens) -> Timeline:
+        """The timeline of a batch, split in order into passes of at most `pass_tokens` new tokens."""
+        if len(tokens) == 1 and tokens[0][1] == 0:
+            return self.whole(tokens[0][0])
+        return Timeline([self._pass(part) for part in _passes(tokens, self.pass_tokens)])
+
+    def whole(self, prompt_tokens: int) -> Timeline:
+        """The timeline of one whole prompt alone; computed once per length."""
+        timeline = self._whole.get(prompt_tokens)
+        if timeline is None:
+            passes = _passes(((prompt_tokens, 0),), self.pass_tokens)
+            timeline = self._whole[prompt_tokens] = Timeline([self._pass(part) for part in passes])
+        return timeline
+
+    def isolated_s(self, prompt_tokens: int) -> float:
+        """TTFT in seconds of one prompt on an idle instance, all overheads included."""
+        return self.whole(prompt_tokens).total_s + self.profile.request_s
+
+    def extrapolated(self, prompt_tokens: int) -> list[str]:
+        """The operators that a prompt of this length drives beyond the range they were measured in."""
+        new, context = min(prompt_tokens, self.pass_tokens), prompt_tokens
+        beyond = [one.name for one in self.profile.dense[self.tp] if new > one.measured_tokens[1]]
+        return beyond + [self._attention.name] * (context > self._attention.measured_tokens[1])
+
+    def _pass(self, tokens: Tokens) -> Pass:
+        """One pass: dense operators in the pass's tokens, attention in `1, c, c*c, c*p, p` over the parts."""
+        total = square = cross = cached = 0
+        for c, p in tokens:
+            total += c
+            square += c * c
+            cross += c * p
+            cached += p
+        lines = self._lines[bisect_left(self._knots, total)]
+        head_s, qkv_s, other_s, o_s, gate_s, down_s, tail_s = [start + slope * total for start, slope in lines]
+        a = self._attention
+        attention_s = other_s + a.one_s + a.c_s * total + a.cc_s * square + a.cp_s * cross + a.p_s * cached
+        check = self._checks_s
+        e0 = qkv_s + check[0]
+        e1 = e0 + attention_s + check[1]
+        e2 = e1 + o_s + check[2]
+        e3 = e2 + gate_s + check[3]
+        e4 = e3 + down_s + check[4]
+        profile = self.profile
+        return Pass(total, profile.pass_s + head_s, (e0, e1, e2, e3, e4), profile.layers, tail_s)
+
+
+class Exact:
+    """Predicts what the hardware will take: no prediction error."""
+
+    def __init__(self, latency: LatencyModel) -> None:
+        self.latency = latency
+        self._request_s = latency.profile.request_s
+        self._alone_s: dict[int, float] = {}
+
+    def alone_s(self, prompt_tokens: int) -> float:
+        """The prompt's isolated TTFT; computed once per length."""
+        alone_s = self._alone_s.get(prompt_tokens)
+        if alone_s is None:
+            alone_s = self._alone_s[prompt_tokens] = self.latency.isolated_s(prompt_tokens)
+        return alone_s
+
+    def batch_s(self, tokens: Tokens) -> float:
+        """The batch's timeline, plus `request_s`."""
+        return self.latency.timeline(tokens).total_s + self._request_s
+
+
+def _passes(tokens: Tokens, pass_tokens: int) -> list[list[tuple[int, int]]]:
+    """The parts cut, in order, into passes of at most `pass_tokens` new tokens; a cut part's rest sees its
+    earlier tokens as cached."""
+    passes: list[list[tuple[int, int]]] = [[]]
+    room = pass_tokens
+    for new, cached in tokens:
+        while new:
+            if not room:
+                passes.append([])
+                room = pass_tokens
+            taken = min(new, room)
+            passes[-1].append((taken, cached))
+            new, cached, room = new - taken, cached + taken, room - taken
+    return passes
+
+
+def _merge(dense: Sequence[Dense]) -> tuple[list[int], list[list[tuple[float, float]]]]:
+    """All dense curves summed per boundary on one common set of knots.
+
+    Returns the knots, and for each of the `len(knots) + 1` segments the (start, slope) line of every boundary:
+    `bisect_left(knots, n)` names the segment of n tokens (a knot belongs to the segment below it).
+    """
+    knots = sorted({knot for one in dense for knot in one.knots_tokens})
+    segments = []
+    for low in [0, *knots]:
+        lines = [(0.0, 0.0)] * len(BOUNDARIES)
+        for one in dense:
+            start_s, slope_s = _line(one, low)
+            index = BOUNDARIES.index(one.boundary)
+            lines[index] = (lines[index][0] + start_s, lines[index][1] + slope_s)
+        segments.append(lines)
+    return knots, segments
+
+
+def _line(one: Dense, above_tokens: int) -> tuple[float, float]:
+    """The line (start, slope) that a dense curve follows just above a number of tokens."""
+    edges = [0, *one.knots_tokens]
+    segment = sum(knot <= above_tokens for knot in one.knots_tokens)
+    widths = [high - low for low, high in pairwise(edges)]
+    steps_s = [slope * width for slope, width in zip(one.slopes_s_per_token, widths, strict=False)]
+    reached_s = list(accumulate(steps_s, initial=one.constant_s))[segment]
+    slope_s = one.slopes_s_per_token[segment]
+    return reached_s - slope_s * edges[segment], slope_s

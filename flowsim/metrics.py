@@ -1,0 +1,254 @@
+"""Results: tables and summary figures computed from a run's log, saved to and loaded from a folder.
+
+Tables are plain columns of numpy arrays; pandas is imported only when a DataFrame is asked for.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flowsim.core import Outcome, Reason, Request
+from flowsim.latency import LatencyModel
+from flowsim.log import Columns, Ended, Log, Table
+from flowsim.summary import summarise
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Result"]
+
+Array = npt.NDArray[Any]
+TABLES = ("requests", "segments", "batches", "preemptions", "kv")
+_TEXT = {"slo_class", "outcome", "reason", "ended"}
+_BOOLS = {"paused", "extrapolated"}
+_OBJECTS: dict[str, Callable[[str], Any]] = {
+    "met_slo": lambda cell: cell == "True",
+    "prefill_instance": int,
+    "decode_instance": int,
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run did.
+
+    `tables` has `requests` (a row per request), `segments`, `batches`, `preemptions` and `kv` as columns;
+    the properties of the same names give DataFrames. `run` holds the figures of the run as a whole.
+    """
+
+    tables: Mapping[str, Columns]
+    run: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        requests: Sequence[Request],
+        log: Log,
+        latency: LatencyModel,
+        *,
+        kv_blocks: Sequence[int],
+        idles: bool,
+        seed: int,
+        simulation_wall_s: float,
+    ) -> Result:
+        """Builds the tables from the log of a run that has ended."""
+        tables = {
+            "requests": _requests(requests, log.requests, latency),
+            "segments": _enums(_columns(log.segments), ended=[ended.value for ended in Ended]),
+            "batches": _columns(log.batches),
+            "preemptions": _columns(log.preemptions),
+            "kv": _columns(log.kv),
+        }
+        tables["preemptions"]["paused"] = tables["preemptions"]["paused"].astype(bool)
+        run = {
+            "model": latency.profile.model,
+            "gpu": latency.profile.gpu,
+            "tp": latency.tp,
+            "stops": latency.stops.value,
+            "pass_tokens": latency.pass_tokens,
+            "instances": len(kv_blocks),
+            "kv_blocks": list(kv_blocks),
+            "idles": idles,
+            "seed": seed,
+            "request_s": latency.profile.request_s,
+            "decisions": log.decisions,
+            "scheduler_wall_s": log.scheduler_wall_s,
+            "events": log.events,
+            "simulation_wall_s": simulation_wall_s,
+        }
+        return Result(tables, run)
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """A row per request, in order of arrival; `docs/results.md` describes each column."""
+        return _frame(self.tables["requests"])
+
+    @cached_property
+    def segments(self) -> pd.DataFrame:
+        """A row per uninterrupted stretch of one batch on an instance: operators `first_op` up to `last_op`."""
+        return _frame(self.tables["segments"])
+
+    @cached_property
+    def batches(self) -> pd.DataFrame:
+        """A row per member of each batch."""
+        return _frame(self.tables["batches"])
+
+    @cached_property
+    def preemptions(self) -> pd.DataFrame:
+        """A row per flag raised: `victim` and `by` are the requests at the heads, `batch` the one flagged."""
+        return _frame(self.tables["preemptions"])
+
+    @cached_property
+    def kv(self) -> pd.DataFrame:
+        """KV blocks free, and held by suspended batches, at each change."""
+        return _frame(self.tables["kv"])
+
+    @property
+    def decisions(self) -> dict[str, float]:
+        """How often policies were asked, and the real seconds that took."""
+        return {"count": self.run["decisions"], "wall_s": self.run["scheduler_wall_s"]}
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of `summary.json`: attainment, TTFT, preemptions and more (README lists the keys)."""
+        return summarise(self.tables, self.run)
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes every table as CSV, `run.json` and `summary.json`; returns the folder.
+
+        `requests.csv` can be replayed as a trace. Floats are written so that they read back exactly.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in TABLES:
+            _write(folder / f"{name}.csv", self.tables[name])
+        for name, content in (("run", dict(self.run)), ("summary", self.summary())):
+            (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        return folder
+
+    @staticmethod
+    def load(folder: str | Path) -> Result:
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: the folder lacks one of the files.
+        """
+        folder = Path(folder)
+        missing = [f for f in [*(f"{name}.csv" for name in TABLES), "run.json"] if not (folder / f).is_file()]
+        if missing:
+            raise ValueError(f"{folder}: not a run's folder, {', '.join(missing)} missing")
+        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        return Result({name: _read(folder / f"{name}.csv") for name in TABLES}, run)
+
+
+def _requests(requests: Sequence[Request], table: Table, latency: LatencyModel) -> Columns:
+    """The request table: what was asked beside what the log says became of it."""
+    n = len(requests)
+    logged = table.column("id").astype(np.int64)
+
+    def from_log(name: str) -> npt.NDArray[np.float64]:
+        column = np.full(n, math.nan)
+        column[logged] = table.column(name)
+        return column
+
+    arrival_s = np.array([request.arrival_s for request in requests], dtype=np.float64)
+    prompt_tokens = np.array([request.prompt_tokens for request in requests], dtype=np.int64)
+    slo_s = np.array([request.ttft_slo_s for request in requests], dtype=np.float64)
+    lengths, place = np.unique(prompt_tokens, return_inverse=True)
+    isolated_s = np.array([latency.isolated_s(length) for length in lengths.tolist()], dtype=np.float64)[place]
+    beyond = np.array([bool(latency.extrapolated(length)) for length in lengths.tolist()], dtype=bool)[place]
+    start_s, first_token_s = from_log("start_s"), from_log("first_token_s")
+    ttft_s = first_token_s - arrival_s
+    met = (ttft_s <= slo_s).astype(object)
+    met[~np.isfinite(slo_s)] = None
+    outcome = np.full(n, Outcome.UNFINISHED.value, dtype=object)
+    outcome[logged] = _named(table.column("outcome"), [outcome.value for outcome in Outcome])
+    reason = np.full(n, None, dtype=object)
+    reason[logged] = _named(table.column("reason"), [reason.value for reason in Reason])
+    return {
+        "id": np.arange(n),
+        "arrival_s": arrival_s,
+        "start_s": start_s,
+        "first_token_s": first_token_s,
+        "finish_s": from_log("finish_s"),
+        "ttft_s": ttft_s,
+        "isolated_s": isolated_s,
+        "queued_s": start_s - arrival_s,
+        "blocked_s": from_log("blocked_s"),
+        "preemptions": np.nan_to_num(from_log("preemptions")).astype(np.int64),
+        "suspended_s": from_log("suspended_s"),
+        "tbt_max_s": np.full(n, math.nan),
+        "met_slo": met,
+        "slo_class": np.array([request.slo_class for request in requests], dtype=object),
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": np.array([request.output_tokens for request in requests], dtype=np.int64),
+        "ttft_slo_s": slo_s,
+        "tbt_slo_s": np.array([request.tbt_slo_s for request in requests], dtype=np.float64),
+        "prefill_instance": _whole(from_log("prefill_instance")),
+        "decode_instance": np.full(n, None, dtype=object),
+        "outcome": outcome,
+        "reason": reason,
+        "extrapolated": beyond,
+    }
+
+
+def _columns(table: Table) -> Columns:
+    columns = {name: table.column(name) for name in table.columns}
+    return {name: cells if name.endswith("_s") else cells.astype(np.int64) for name, cells in columns.items()}
+
+
+def _enums(columns: Columns, **names: Sequence[str]) -> Columns:
+    return {name: _named(cells, names[name]) if name in names else cells for name, cells in columns.items()}
+
+
+def _named(codes: Array, names: Sequence[str]) -> Array:
+    """Positions in a list of names to the names; NaN to None."""
+    return np.array([None if code != code else names[int(code)] for code in codes.tolist()], dtype=object)
+
+
+def _whole(numbers: Array) -> Array:
+    """Whole numbers, None where there is none."""
+    return np.array([None if number != number else int(number) for number in numbers.tolist()], dtype=object)
+
+
+def _frame(columns: Columns) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(dict(columns))
+
+
+def _write(path: Path, columns: Columns) -> None:
+    cells = [["" if cell is None or cell != cell else cell for cell in column.tolist()] for column in columns.values()]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*cells, strict=True))
+
+
+def _read(path: Path) -> Columns:
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.reader(file)
+        names = next(rows)
+        cells = list(zip(*rows, strict=True)) or [()] * len(names)
+    return {name: _parsed(name, column) for name, column in zip(names, cells, strict=True)}
+
+
+def _parsed(name: str, cells: Sequence[str]) -> Array:
+    """A column's cells as numbers, or as objects where it holds text or may hold None."""
+    if name in _TEXT:
+        return np.array([cell or None for cell in cells], dtype=object)
+    if name in _OBJECTS:
+        return np.array([_OBJECTS[name](cell) if cell else None for cell in cells], dtype=object)
+    if name in _BOOLS:
+        return np.array([cell == "True" for cell in cells], dtype=bool)
+    if name.endswith("_s"):
+        return np.array([float(cell) if cell else math.nan for cell in cells], dtype=np.float64)
+    return np.array([int(cell) for cell in cells], dtype=np.int64)

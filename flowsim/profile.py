@@ -1,0 +1,247 @@
+"""A fitted latency profile: one model on one GPU, read from `profiles/<model>/<gpu>.yaml` and validated.
+
+Knows the file's schema and where the shipped files are. Knows nothing of batches or scheduling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from flowsim.names import shipped, unknown
+
+__all__ = ["MODEL_ALIASES", "Attention", "Dense", "Profile", "available_profiles", "load_profile"]
+
+PROFILE_VERSION = 1
+BOUNDARIES = ("head", "qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj", "tail")
+OVERHEADS = ("pass_s", "request_s", "check_s", "switch_s")
+MODEL_ALIASES = {"llama3.1-8b": "llama3-8b"}
+"""Models that share another's shapes, and so its profiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """Seconds of a token-wise operator: `constant_s` plus each segment's slope times the tokens inside it.
+
+    `knots_tokens` cut the axis of batch tokens into `len(slopes_s_per_token)` segments; the curve is continuous
+    and, with slopes above zero, strictly increasing.
+    """
+
+    name: str
+    boundary: str
+    constant_s: float
+    knots_tokens: tuple[int, ...]
+    slopes_s_per_token: tuple[float, ...]
+    measured_tokens: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Seconds of one layer's attention in c new and p cached tokens, summed over the parts of a batch."""
+
+    name: str
+    one_s: float
+    c_s: float
+    cc_s: float
+    cp_s: float
+    p_s: float
+    measured_tokens: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Coefficients by TP degree, model shapes and overheads; see `docs/profiles.md` for the file's schema."""
+
+    path: str
+    model: str
+    gpu: str
+    gpu_memory_bytes: float
+    weights_bytes: float
+    kv_bytes_per_token: float
+    max_context_tokens: int
+    layers: int
+    pass_s: float
+    request_s: float
+    check_s: float
+    switch_s: float
+    dense: Mapping[int, tuple[Dense, ...]]
+    attention: Mapping[int, Attention]
+
+    @property
+    def tp_degrees(self) -> tuple[int, ...]:
+        """The tensor-parallel degrees that the profile has data for."""
+        return tuple(sorted(self.dense))
+
+
+def available_profiles() -> dict[str, list[str]]:
+    """The shipped profiles: model name to the GPUs it has a profile for, both sorted."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(shipped("profiles").glob("*/*.yaml")):
+        found.setdefault(path.parent.name, []).append(path.stem)
+    return found
+
+
+def load_profile(model: str, gpu: str) -> Profile:
+    """The shipped profile of `model` on `gpu`, or the profile file that `gpu` names as a path ending in .yaml.
+
+    Raises:
+        ValueError: no such model or GPU (near names and all choices are given), or a malformed file.
+    """
+    if gpu.endswith((".yaml", ".yml")):
+        return read_profile(Path(gpu))
+    profiles = available_profiles()
+    name = MODEL_ALIASES.get(model, model)
+    if name not in profiles:
+        raise ValueError(unknown("model", model, [*profiles, *MODEL_ALIASES]))
+    if gpu not in profiles[name]:
+        raise ValueError(
+            unknown("gpu", gpu, profiles[name], where=f"for model={model}")
+            + "; or give the path of a profile file, gpu=my_gpu.yaml"
+        )
+    return read_profile(shipped("profiles") / name / f"{gpu}.yaml")
+
+
+def read_profile(path: Path) -> Profile:
+    """Reads and validates one profile file.
+
+    Raises:
+        ValueError: unreadable or malformed, with the file, the key, what was found and what is allowed.
+    """
+    try:
+        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: cannot read the profile: {error}") from error
+    return _Reader(str(path)).profile(raw)
+
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Reader:
+    """Turns a parsed file into a Profile; every complaint names the file and the key."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def profile(self, raw: object) -> Profile:
+        top = self.mapping(raw, "the file")
+        if top.get("version") != PROFILE_VERSION:
+            self.fail("version", top.get("version"), f"{PROFILE_VERSION}: this release reads no other")
+        shapes = self.mapping(top.get("shapes"), "shapes")
+        overheads = self.mapping(top.get("overheads"), "overheads")
+        degrees = self.mapping(top.get("tp"), "tp")
+        dense, attention = {}, {}
+        for tp, entry in degrees.items():
+            if not isinstance(tp, int) or tp < 1:
+                self.fail("tp", tp, "a whole number of GPUs, 1 or more")
+            dense[tp], attention[tp] = self.degree(entry, f"tp.{tp}")
+        if not dense:
+            self.fail("tp", {}, "at least one TP degree")
+        return Profile(
+            path=self.path,
+            model=self.text(top, "model"),
+            gpu=self.text(top, "gpu"),
+            gpu_memory_bytes=self.number(top, "gpu_memory_bytes", above=0.0),
+            weights_bytes=self.number(top, "weights_bytes", above=0.0),
+            kv_bytes_per_token=self.number(top, "kv_bytes_per_token", above=0.0),
+            max_context_tokens=int(self.number(top, "max_context_tokens", above=0.0)),
+            layers=int(self.number(shapes, "layers", "shapes.", above=0.0)),
+            dense=dense,
+            attention=attention,
+            **{key: self.number(overheads, key, "overheads.") for key in OVERHEADS},
+        )
+
+    def degree(self, entry: object, where: str) -> tuple[tuple[Dense, ...], Attention]:
+        operators = self.mapping(entry, where).get("operators")
+        if not isinstance(operators, list):
+            self.fail(f"{where}.operators", operators, "a list of operators")
+        dense, attention = [], []
+        for index, item in enumerate(operators):
+            here = f"{where}.operators[{index}]"
+            operator = self.mapping(item, here)
+            if operator.get("kind") == "attention":
+                attention.append(self.attention(operator, here))
+            elif operator.get("kind") == "dense":
+                dense.append(self.dense(operator, here))
+            else:
+                self.fail(f"{here}.kind", operator.get("kind"), "dense or attention")
+        if len(attention) != 1:
+            self.fail(f"{where}.operators", f"{len(attention)} of kind attention", "exactly one")
+        missing = [b for b in BOUNDARIES[1:-1] if b != "attention" and b not in {one.boundary for one in dense}]
+        if missing:
+            self.fail(f"{where}.operators", f"none with boundary {', '.join(missing)}", "every boundary of a layer")
+        return tuple(dense), attention[0]
+
+    def dense(self, raw: Mapping[str, Any], where: str) -> Dense:
+        boundary = raw.get("boundary")
+        if boundary not in BOUNDARIES:
+            self.fail(f"{where}.boundary", boundary, f"one of {', '.join(BOUNDARIES)}")
+        knots = tuple(int(knot) for knot in self.numbers(raw, "knots_tokens", where))
+        slopes = self.numbers(raw, "slopes_s_per_token", where)
+        if len(slopes) != len(knots) + 1:
+            self.fail(
+                f"{where}.slopes_s_per_token",
+                f"{len(slopes)} values",
+                f"{len(knots) + 1}, one more than knots",
+            )
+        if list(knots) != sorted(set(knots)):
+            self.fail(f"{where}.knots_tokens", list(knots), "increasing token counts")
+        if min(slopes) <= 0.0:
+            self.fail(f"{where}.slopes_s_per_token", min(slopes), "> 0: more tokens must cost more")
+        constant_s = self.number(raw, "constant_s", f"{where}.")
+        return Dense(self.text(raw, "name"), boundary, constant_s, knots, slopes, self.measured(raw, where))
+
+    def attention(self, raw: Mapping[str, Any], where: str) -> Attention:
+        terms = self.mapping(raw.get("coefficients"), f"{where}.coefficients")
+        values = [self.number(terms, key, f"{where}.coefficients.") for key in ("1", "c", "c*c", "c*p", "p")]
+        if values[1] + values[2] <= 0.0:
+            self.fail(f"{where}.coefficients", terms, "c or c*c > 0: more tokens must cost more")
+        one_s, c_s, cc_s, cp_s, p_s = values
+        return Attention(self.text(raw, "name"), one_s, c_s, cc_s, cp_s, p_s, self.measured(raw, where))
+
+    def measured(self, raw: Mapping[str, Any], where: str) -> tuple[int, int]:
+        values = self.numbers(raw, "measured_tokens", where)
+        if len(values) != 2 or not 1 <= values[0] <= values[1]:
+            self.fail(f"{where}.measured_tokens", list(values), "[smallest, largest]")
+        return int(values[0]), int(values[1])
+
+    def numbers(self, raw: Mapping[str, Any], key: str, where: str) -> tuple[float, ...]:
+        values = raw.get(key)
+        if not isinstance(values, list):
+            self.fail(f"{where}.{key}", values, "a list of numbers")
+        return tuple(self.number({key: value}, key, f"{where}.") for value in values)
+
+    def number(self, raw: Mapping[str, Any], key: str, where: str = "", above: float | None = None) -> float:
+        value = raw.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            enough = value >= 0.0 if above is None else value > above
+            if enough and math.isfinite(value):
+                return float(value)
+        self.fail(where + key, value, "a finite number " + (">= 0" if above is None else f"> {above:g}"))
+        return None
+
+    def text(self, raw: Mapping[str, Any], key: str) -> str:
+        value = raw.get(key)
+        if not isinstance(value, str) or not value:
+            self.fail(key, value, "a name")
+        return str(value)
+
+    def mapping(self, raw: object, where: str) -> Mapping[Any, Any]:
+        if not isinstance(raw, dict):
+            self.fail(where, raw, "a mapping")
+        return raw
+
+    def fail(self, key: str, found: object, allowed: object) -> NoReturn:
+        raise ValueError(f"{self.path}: {key} is {found!r}; allowed: {allowed}")
+
+
+def profile_table() -> Iterable[tuple[str, str, tuple[int, ...]]]:
+    """(model, gpu, TP degrees) of every shipped profile."""
+    for model, gpus in available_profiles().items():
+        for gpu in gpus:
+            yield model, gpu, load_profile(model, gpu).tp_degrees

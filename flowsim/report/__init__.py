@@ -1,0 +1,5 @@
+"""What a person looks at: figures and tables, made from a Result alone."""
+
+from flowsim.report.plots import Plots
+
+__all__ = ["Plots"]

@@ -1,0 +1,99 @@
+"""`summary.json`: the figures of a run under stable keys (README lists them)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flowsim.core import Outcome
+from flowsim.log import Columns
+
+__all__ = ["attainment", "summarise"]
+
+Array = npt.NDArray[Any]
+
+
+def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str, Any]:
+    """Every figure of `summary.json`; None where a figure has nothing to be computed from."""
+    requests, segments = tables["requests"], tables["segments"]
+    classes = sorted(set(requests["slo_class"].tolist()))
+    by_class = {name: requests["slo_class"] == name for name in classes}
+    n = len(requests["id"])
+    busy_s = float((segments["end_s"] - segments["start_s"] + segments["switch_s"]).sum())
+    simulated_s = _last(requests["finish_s"], segments["end_s"])
+    rate_rps = arrival_rate(requests["arrival_s"])
+    gpu_s = requests["isolated_s"] - run["request_s"]
+    return {
+        "requests": n,
+        "rate_rps": rate_rps,
+        "offered_load": rate_rps * float(gpu_s.mean()) / run["instances"] if rate_rps is not None else None,
+        "attainment": attainment(requests),
+        "attainment_by_class": {name: attainment(requests, rows) for name, rows in by_class.items()},
+        "impossible": int((requests["ttft_slo_s"] < requests["isolated_s"]).sum()),
+        "ttft_s": statistics(requests["ttft_s"]),
+        "ttft_s_by_class": {name: statistics(requests["ttft_s"][rows]) for name, rows in by_class.items()},
+        "preemptions": _preemptions(tables["preemptions"], n),
+        "batches": _batches(tables["batches"]),
+        "utilisation": busy_s / (run["instances"] * simulated_s) if simulated_s else 0.0,
+        "scheduler": {
+            "decisions": run["decisions"],
+            "wall_s": run["scheduler_wall_s"],
+            "share": run["scheduler_wall_s"] / busy_s if busy_s else None,
+        },
+        "rejected": int((requests["outcome"] == Outcome.REJECTED.value).sum()),
+        "unfinished": int((requests["outcome"] == Outcome.UNFINISHED.value).sum()),
+        "simulated_s": simulated_s,
+        "simulation_wall_s": run["simulation_wall_s"],
+        "events_per_request": run["events"] / n if n else None,
+        "extrapolated": int(requests["extrapolated"].sum()),
+    }
+
+
+def attainment(requests: Columns, rows: Array | slice = slice(None)) -> float | None:
+    """The share of requests with a TTFT SLO that met it; rejected and unfinished ones did not."""
+    has_slo = np.isfinite(requests["ttft_slo_s"][rows])
+    if not has_slo.any():
+        return None
+    return float((requests["met_slo"][rows] == True).sum() / has_slo.sum())  # noqa: E712 (None is neither)
+
+
+def arrival_rate(arrival_s: Array) -> float | None:
+    """(n - 1) / (last - first arrival), in requests per second."""
+    span_s = float(arrival_s[-1] - arrival_s[0]) if len(arrival_s) else 0.0
+    return (len(arrival_s) - 1) / span_s if span_s > 0.0 else None
+
+
+def statistics(values_s: Array, *, largest: bool = False) -> dict[str, float | None]:
+    """Mean, p50, p90 and p99 (and max) of the values that are there."""
+    values_s = values_s[~np.isnan(values_s)]
+    names = ["mean", "p50", "p90", "p99"] + ["max"] * largest
+    if not len(values_s):
+        return dict.fromkeys(names)
+    figures = [values_s.mean(), *np.percentile(values_s, [50, 90, 99])] + [values_s.max()] * largest
+    return dict(zip(names, map(float, figures), strict=True))
+
+
+def _preemptions(table: Columns, requests: int) -> dict[str, Any]:
+    count = len(table["paused"])
+    return {
+        "count": count,
+        "paused": int(table["paused"].sum()),
+        "per_request": count / requests if requests else None,
+        "blocking_s": statistics(table["stopped_s"] - table["flagged_s"], largest=True),
+    }
+
+
+def _batches(table: Columns) -> dict[str, int]:
+    members = np.bincount(table["batch"]) if len(table["batch"]) else np.zeros(0, dtype=np.int64)
+    multi = members[members > 1]
+    return {"count": len(members), "multi": len(multi), "requests_in_multi": int(multi.sum())}
+
+
+def _last(*columns_s: Array) -> float:
+    """The latest time in any of the columns; 0 where there is none."""
+    times_s = np.concatenate(columns_s)
+    times_s = times_s[~np.isnan(times_s)]
+    return float(times_s.max()) if len(times_s) else 0.0

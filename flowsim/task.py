@@ -1,0 +1,56 @@
+"""What `task=` can do with a set-up. A task is called with the set-up, its report and the run's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from flowsim.config import Setup
+from flowsim.core import Outcome
+from flowsim.report.plots import Plots
+from flowsim.report.terminal import RunProgress, class_table
+
+__all__ = ["Simulate"]
+
+
+class Simulate:
+    """`task=simulate`: one run, its result files, its report, and a table."""
+
+    def __call__(self, setup: Setup, *, title: str, report: Plots, folder: Path, quiet: bool) -> int:
+        """Runs it; returns how many requests finished."""
+        if quiet:
+            result = setup.run()
+        else:
+            with RunProgress(len(setup.requests)) as progress:
+                result = setup.run(progress)
+        result.save(folder)
+        report.write(result, folder, title)
+        if not quiet:
+            console = Console()
+            console.print(class_table(result, title))
+            for line in notes(result.summary()):
+                console.print(line, highlight=False)
+            console.print(f"results in {folder}", highlight=False, soft_wrap=True)
+        return int((result.tables["requests"]["outcome"] == Outcome.FINISHED.value).sum())
+
+
+def notes(figures: dict[str, Any]) -> list[str]:
+    """The run's other figures in a few lines, the ones to be warned about among them."""
+    preemptions, batches = figures["preemptions"], figures["batches"]
+    blocking_s = preemptions["blocking_s"]["mean"]
+    load = "-" if figures["offered_load"] is None else f"{figures['offered_load']:.2f}"
+    lines = [
+        f"offered load {load}, utilisation {figures['utilisation']:.1%}, "
+        f"{preemptions['count']} preemptions"
+        + (f" (mean blocking {blocking_s * 1e3:.2f} ms)" if blocking_s is not None else "")
+        + f", {batches['multi']} batches of two or more",
+    ]
+    warnings = {
+        "impossible": "have an SLO under their TTFT on an idle instance",
+        "rejected": "were rejected",
+        "unfinished": "did not finish",
+        "extrapolated": "are longer than the profile was measured for",
+    }
+    return lines + [f"{figures[key]} requests {text}" for key, text in warnings.items() if figures[key]]

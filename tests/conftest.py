@@ -1,0 +1,29 @@
+"""What the tests share: where the measured data lie, and which tests a plain `pytest` leaves out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of measured data: FLOWSIM_DATA, else `../shared/data`; the test is skipped without it."""
+    folder = Path(os.environ.get("FLOWSIM_DATA") or CHECKOUT.parent / "shared" / "data")
+    if not folder.is_dir():
+        pytest.skip(f"no measured data: {folder} is not a folder; set FLOWSIM_DATA to the one that holds them")
+    return folder
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is marked slow, unless `-m` says what to run."""
+    if config.option.markexpr:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]

@@ -1,0 +1,188 @@
+"""The direction of imports, read from the source of every module: who may know whom."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import flowsim
+
+PACKAGE = Path(flowsim.__file__).parent
+MAX_LINES = 400
+
+# Lowest first. A module may import modules of lower layers, and of its own where that makes no cycle.
+# A folder (workload, profiler, report) counts as one module.
+LAYERS = (
+    ("timeline",),
+    ("core",),
+    ("names", "profile", "latency", "kv", "queue", "workload", "profiler"),
+    ("view", "policy"),
+    ("log", "instance"),
+    ("cluster",),
+    ("metrics", "summary", "check"),
+    ("sim",),
+    ("config", "report", "task"),
+    ("flowsim", "__main__"),
+)
+# Modules that may know less than their layer allows.
+ONLY = {
+    "names": set(),
+    "kv": set(),
+    "queue": set(),
+    "log": set(),
+    "profiler": set(),
+    "profile": {"names"},
+    "latency": {"profile", "timeline"},
+    "workload": {"core", "names"},
+    "policy": {"core", "names", "queue", "timeline"},
+    "report": {"core", "metrics", "summary"},
+    "flowsim": {"cluster", "core", "latency", "metrics", "policy", "profile", "sim", "summary", "timeline"},
+}
+# Packages that only some modules may import, at the top or inside a function.
+KEPT_TO = {
+    "simpy": {"instance", "cluster", "sim"},
+    "hydra": {"config", "__main__"},
+    "omegaconf": {"config", "__main__"},
+    "sortedcontainers": {"queue"},
+    "scipy": {"profiler"},
+    "matplotlib": {"report"},
+    "rich": {"report", "task"},
+    "torch": set(),
+}
+PROFILER_PACKAGES = {"numpy", "scipy"}
+
+
+def sources() -> dict[str, str]:
+    """The dotted name below `flowsim` of every module, and its source; `__init__` is its folder's name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
+        if parts[-1] == "__init__":
+            parts.pop()
+        found[".".join(parts) or "flowsim"] = path.read_text(encoding="utf-8")
+    return found
+
+
+def imported(module: str, source: str) -> Iterator[str]:
+    """The dotted names of all that a module imports, wherever in its source it does."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import in line {node.lineno}"
+            for alias in node.names:  # `from flowsim import policy` may name a module
+                named = node.module == "flowsim" and f"flowsim.{alias.name}" in ours()
+                yield f"flowsim.{alias.name}" if named else str(node.module)
+
+
+def ours() -> set[str]:
+    return {f"flowsim.{part}" for layer in LAYERS for part in layer}
+
+
+def arrows(modules: dict[str, str]) -> set[tuple[str, str]]:
+    """(importer, imported) between top-level parts of the package; a folder is one part."""
+    found = set()
+    for module, source in modules.items():
+        for name in imported(module, source):
+            first, _, rest = name.partition(".")
+            if first == "flowsim":
+                found.add((module.split(".")[0], rest.split(".")[0] or "flowsim"))
+    return {(importer, target) for importer, target in found if importer != target}
+
+
+def forbidden_arrows(modules: dict[str, str]) -> list[str]:
+    """A sentence for each arrow that the tables above do not allow."""
+    rank = {part: place for place, layer in enumerate(LAYERS) for part in layer}
+    complaints = [f"{part} is in no layer; add it to LAYERS" for part in {m.split(".")[0] for m in modules} - set(rank)]
+    for importer, target in sorted(arrows(modules)):
+        if importer not in rank or target not in rank:
+            continue
+        if target not in ONLY.get(importer, {target}) or rank[target] > rank[importer]:
+            complaints.append(f"{importer} -> {target}: {importer} must not import {target}")
+    return complaints
+
+
+def cycle(modules: dict[str, str]) -> list[str]:
+    """A cycle of modules, files of a folder told apart; empty where there is none."""
+    names = {f"flowsim.{module}": module for module in modules}
+    edges = {
+        module: {names[name] for name in imported(module, source) if name in names} - {module}
+        for module, source in modules.items()
+    }
+
+    def walk(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in ended:
+            return []
+        found = next(filter(None, (walk(target, [*path, module]) for target in sorted(edges[module]))), [])
+        ended.add(module)
+        return found
+
+    ended: set[str] = set()
+    return next(filter(None, (walk(module, []) for module in sorted(edges))), [])
+
+
+def packages(modules: dict[str, str]) -> set[tuple[str, str]]:
+    """(part, package) for every import of something that is not ours."""
+    return {
+        (module.split(".")[0], name.split(".")[0])
+        for module, source in modules.items()
+        for name in imported(module, source)
+        if name.split(".")[0] != "flowsim"
+    }
+
+
+def test_every_import_points_from_a_higher_layer_to_a_lower_one():
+    assert forbidden_arrows(sources()) == []
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    assert " -> ".join(cycle(sources())) == ""
+
+
+@pytest.mark.parametrize("package", KEPT_TO)
+def test_a_package_is_imported_only_where_it_belongs(package):
+    users = {part for part, name in packages(sources()) if name == package}
+    assert users <= KEPT_TO[package], f"{package} is imported in {sorted(users - KEPT_TO[package])}"
+
+
+def test_the_profiler_needs_numpy_and_scipy_alone():
+    from sys import stdlib_module_names
+
+    used = {name for part, name in packages(sources()) if part == "profiler"} - stdlib_module_names
+    assert used <= PROFILER_PACKAGES
+
+
+def test_no_module_is_a_drawer_for_odds_and_ends():
+    names = {part for module in sources() for part in module.split(".")}
+    assert not names & {"utils", "util", "helpers", "misc", "common"}
+
+
+def test_every_module_can_be_read_in_one_sitting():
+    lengths = {module: source.count("\n") for module, source in sources().items()}
+    assert {module: lines for module, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "complaint"),
+    [
+        ("policy", "from flowsim.instance import Instance", "policy -> instance"),
+        ("timeline", "import flowsim.core", "timeline -> core"),
+        ("workload.synthetic", "def f():\n    from flowsim.policy import View", "workload -> policy"),
+        ("report.plots", "from flowsim import sim", "report -> sim"),
+        ("core", "from flowsim import simulate", "core -> flowsim"),
+        ("newcomer", "", "newcomer is in no layer"),
+    ],
+)
+def test_an_arrow_the_other_way_is_named(module, line, complaint):
+    (found,) = forbidden_arrows({module: line})
+    assert found.startswith(complaint)
+
+
+def test_a_cycle_is_found_though_an_import_hides_in_a_function():
+    modules = {"core": "from flowsim.kv import KVPool", "kv": "def f():\n    import flowsim.core"}
+    assert cycle(modules) == ["core", "kv", "core"]
