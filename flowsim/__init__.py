@@ -1,22 +1,26 @@
 """flowsim: a discrete-event simulator for research on prefill scheduling in LLM serving."""
 
+from flowsim.batching import Alone, Everyone, SLOAware, TokenBudget
 from flowsim.cluster import PrefillOnly
 from flowsim.core import Batch, Job, Part, PolicyError, Request
 from flowsim.latency import LatencyModel
 from flowsim.metrics import Result
-from flowsim.policy import ComposedPolicy, Policy, SLOAware, TokenBudget, View
+from flowsim.policy import ComposedPolicy, Policy, Polling, View
 from flowsim.profile import Profile, load_profile
 from flowsim.sim import simulate
 from flowsim.timeline import Stops
 
 __all__ = [
+    "Alone",
     "Batch",
     "ComposedPolicy",
+    "Everyone",
     "Job",
     "LatencyModel",
     "Part",
     "Policy",
     "PolicyError",
+    "Polling",
     "PrefillOnly",
     "Profile",
     "Request",

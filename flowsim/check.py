@@ -90,7 +90,8 @@ def _check_gpus(result: Result) -> None:
     requests, segments = result.tables["requests"], result.tables["segments"]
     for instance in range(result.run["instances"]):
         rows = segments["instance"] == instance
-        begin_s, end_s = (segments["start_s"] - segments["switch_s"])[rows], segments["end_s"][rows]
+        begin_s = (segments["start_s"] - segments["switch_s"])[rows]
+        end_s = (segments["end_s"] + segments["barrier_s"])[rows]
         _hold("4 a segment ends after it begins", begin_s <= end_s + SAME_S, begin_s, end_s)
         _hold("4 one GPU never runs two segments", end_s[:-1] <= begin_s[1:] + SAME_S, end_s[:-1], begin_s[1:])
         if result.run["idles"]:
@@ -112,7 +113,7 @@ def _check_suspended(segments: Columns, rows: Array, gap_begin_s: Array) -> None
     order = np.lexsort((segments["start_s"][rows], segments["batch"][rows]))
     batch = segments["batch"][rows][order]
     same = batch[1:] == batch[:-1]
-    paused_s = np.sort(segments["end_s"][rows][order][:-1][same])
+    paused_s = np.sort((segments["end_s"] + segments["barrier_s"])[rows][order][:-1][same])
     resumed_s = np.sort(segments["start_s"][rows][order][1:][same])
     suspended = np.searchsorted(paused_s, gap_begin_s, side="right") - np.searchsorted(
         resumed_s, gap_begin_s, side="right"
@@ -187,7 +188,9 @@ def _check_timelines(result: Result, latency: LatencyModel) -> None:
 
 def _timelines(batches: Columns, latency: LatencyModel) -> Mapping[int, Timeline]:
     parts: dict[int, list[tuple[int, int]]] = {}
-    rows = zip(batches["batch"].tolist(), batches["tokens"].tolist(), batches["cached_tokens"].tolist(), strict=True)
-    for number, new, cached in rows:
+    slowest: dict[int, float] = {}
+    columns = ("batch", "tokens", "cached_tokens", "slowest_rank")
+    for number, new, cached, factor in zip(*(batches[name].tolist() for name in columns), strict=True):
         parts.setdefault(number, []).append((new, cached))
-    return {number: latency.timeline(tokens) for number, tokens in parts.items()}
+        slowest[number] = factor
+    return {number: latency.timeline(tokens, slowest[number]) for number, tokens in parts.items()}

@@ -38,7 +38,8 @@ class PrefillOnly:
 
     `kv_blocks` per instance (None: what GPU memory leaves beside the weights at `gpu_memory_fraction`) of
     `block_tokens` tokens; at most `max_batches` batches running and suspended on an instance; a batch longer
-    than `pass_tokens` runs as several passes.
+    than `pass_tokens` runs as several passes. `jitter_sigma` spreads the speed of each rank, drawn anew for each
+    batch as exp(sigma z) with z standard normal; a group takes what its slowest rank takes.
 
     Raises:
         ValueError: a value out of its range.
@@ -50,6 +51,7 @@ class PrefillOnly:
     gpu_memory_fraction: float = 0.9
     max_batches: int = 128
     pass_tokens: int = 8192
+    jitter_sigma: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("instances", "kv_blocks", "block_tokens", "max_batches", "pass_tokens"):
@@ -58,6 +60,8 @@ class PrefillOnly:
                 raise ValueError(f"cluster.{name} is {value!r}; it must be a whole number, at least 1")
         if not 0.0 < self.gpu_memory_fraction <= 1.0:
             raise ValueError(f"cluster.gpu_memory_fraction is {self.gpu_memory_fraction}; it must be within 0..1")
+        if not 0.0 <= self.jitter_sigma <= 1.0:
+            raise ValueError(f"cluster.jitter_sigma is {self.jitter_sigma}; it must be within 0..1")
 
 
 class Arrivals:

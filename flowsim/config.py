@@ -38,6 +38,7 @@ from flowsim.sim import simulate
 
 __all__ = ["CONF", "ConfigError", "Setup", "build", "compose", "explain", "strip_plus"]
 
+TYPES = {"model": str, "tp": int, "seed": int, "strict": bool, "quiet": bool, "fail_on_empty": bool}
 GROUPS = ("policy", "workload", "predictor", "cluster", "router", "task", "report")
 
 
@@ -113,6 +114,8 @@ def build(config: DictConfig) -> Setup:
         ValueError: a value out of its range, an unreadable trace or profile.
     """
     _check_top(config)
+    for key, kind in TYPES.items():
+        _check_type(config[key], kind, key)
     latency = LatencyModel(load_profile(config.model, str(config.gpu)), config.tp)
     return Setup(
         requests=make(config, "workload"),

@@ -41,7 +41,8 @@ class Request:
     """One request of a workload; frozen, so that one list serves every policy compared on it.
 
     `id` is the request's row after the stable sort by arrival. Times are seconds, `arrival_s` from the
-    start of the workload. An SLO of `inf` means that the request has none.
+    start of the workload. An SLO of `inf` means that the request has none. A client gives up `abandon_s` after
+    arrival if the prefill has not started by then.
 
     Raises:
         ValueError: a negative or non-finite arrival, fewer than one prompt or output token, or an SLO that
@@ -56,6 +57,7 @@ class Request:
     tbt_slo_s: float = math.inf
     slo_class: str = "default"
     prefix_hashes: tuple[int, ...] = ()
+    abandon_s: float = math.inf
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.arrival_s < math.inf:
@@ -65,10 +67,10 @@ class Request:
                 f"request {self.id}: prompt_tokens is {self.prompt_tokens} and output_tokens "
                 f"{self.output_tokens}; both must be at least 1"
             )
-        if not (self.ttft_slo_s > 0.0 and self.tbt_slo_s > 0.0):
+        if not (self.ttft_slo_s > 0.0 and self.tbt_slo_s > 0.0 and self.abandon_s > 0.0):
             raise ValueError(
-                f"request {self.id}: ttft_slo_s is {self.ttft_slo_s} and tbt_slo_s {self.tbt_slo_s}; "
-                "both must be > 0 (inf for none)"
+                f"request {self.id}: ttft_slo_s is {self.ttft_slo_s}, tbt_slo_s {self.tbt_slo_s} and abandon_s "
+                f"{self.abandon_s}; all must be > 0 (inf for none)"
             )
 
 
@@ -127,11 +129,11 @@ class Part(NamedTuple):
 class Batch:
     """What runs together, as one unit and at the priority of its first part; members never change once started.
 
-    To an order a batch looks like its head: `id`, `arrival_s`, `deadline_s`; `is_waiting` is False. The fields
+    To an order a batch looks like its head: `id`, `arrival_s`, `slo_s`, `deadline_s`; `is_waiting` is False. The fields
     after `parts` are the Instance's: `done_s` seconds of `timeline` have run by the last stop, `operators` of
     them ended, `since_s` is when the segment now running began, after the `switch_s` that taking over cost,
-    `suspended_at_s` when the batch was last paused,
-    `predicted_s` what the predictor gave for the whole batch when it started.
+    `suspended_at_s` when the batch was paused (NaN unless it is suspended) and `suspended_s` for how long it was
+    before, `predicted_s` what the predictor gave for the whole batch when it started.
     """
 
     parts: Sequence[Part]
@@ -143,9 +145,11 @@ class Batch:
     since_s: float = math.nan
     switch_s: float = 0.0
     suspended_at_s: float = math.nan
+    suspended_s: float = 0.0
     resumes: int = 0
     blocks: int = 0
     id: int = field(init=False)
+    slo_s: float = field(init=False)
     arrival_s: float = field(init=False)
     deadline_s: float = field(init=False)
     tokens: int = field(init=False)
@@ -163,5 +167,5 @@ class Batch:
         if not self.parts:
             raise PolicyError("a batch needs at least one part; answer None to run nothing")
         head = self.head
-        self.id, self.arrival_s, self.deadline_s = head.id, head.arrival_s, head.deadline_s
+        self.id, self.arrival_s, self.slo_s, self.deadline_s = head.id, head.arrival_s, head.slo_s, head.deadline_s
         self.tokens = sum(part.tokens for part in self.parts)

@@ -17,7 +17,7 @@ from flowsim.core import Batch, Job, Outcome, Part, PolicyError, Reason, Request
 from flowsim.kv import KVPool
 from flowsim.latency import LatencyModel, Predictor
 from flowsim.log import Ended, Log
-from flowsim.policy import Policy
+from flowsim.policy import Policy, Polling, View
 from flowsim.timeline import INSTANT_S, Stop
 from flowsim.view import InstanceView
 
@@ -41,6 +41,7 @@ class Instance:
         kv: the instance's KV blocks.
         log: where everything is written.
         max_batches: batches under way, running and suspended, at most.
+        slowest: draws, for each batch, the factor by which its slowest rank is off.
         ended: called with each request and the second at which it finished (or was rejected).
     """
 
@@ -55,6 +56,7 @@ class Instance:
         kv: KVPool,
         log: Log,
         max_batches: int,
+        slowest: Callable[[], float],
         ended: Callable[[Request, float], None],
     ) -> None:
         self.env = env
@@ -66,10 +68,17 @@ class Instance:
         self.log = log
         self.ended = ended
         self.view = InstanceView(predictor, kv, max_batches=max_batches, request_s=latency.profile.request_s)
+        self._slowest = slowest
         self._idles = bool(getattr(policy, "idles", False))
+        self._admit: Callable[[View, Job], bool] | None = getattr(policy, "admit", None)
+        consult = getattr(policy, "consult", "events")
+        self._period_s = consult.period_s if isinstance(consult, Polling) else None
+        self._at_stops = consult == "stops"
         self._deciding = False  # a decision is due later in this instant
-        self._timer: simpy.Event | None = None  # the one that counts: the end of the running segment
-        self._stop: Stop | None = None  # where a flagged batch stops; None while none is flagged
+        self._polling = False  # a poll is due
+        self._timer: simpy.Event | None = None  # the one that counts; those set before are ignored
+        self._stop: Stop | None = None  # where the running batch is when the timer fires
+        self._barrier_s = 0.0  # of which the last part is the ranks' barrier
         self._flagged_s = math.nan
         self._flagged_for: Job | None = None
         self._parked_s = math.nan  # when a batch was last paused
@@ -78,16 +87,55 @@ class Instance:
     # ---------------------------------------------------------------- arrivals and decisions
 
     def submit(self, request: Request) -> None:
-        """A request arrives; one that the whole KV pool cannot hold is rejected."""
+        """A request arrives; it waits, or is rejected: what the whole KV pool cannot hold, what is not admitted."""
         view = self.view
         view.now_s = self.env.now
         job = Job(request)
         if self.kv.blocks(job.prompt_tokens) > self.kv.total_blocks:
-            self._log_request(job, math.nan, math.nan, Outcome.REJECTED, Reason.TOO_LARGE)
-            self.ended(request, self.env.now)
+            self._reject(job, Reason.TOO_LARGE)
+            return
+        if self._admit is not None and not self._admit(view, job):
+            self._reject(job, Reason.ADMISSION)
             return
         view.waiting.add(job)
-        self._wake()
+        if request.abandon_s < math.inf:
+            simpy.Timeout(self.env, request.abandon_s).callbacks.append(lambda _: self._abandon(job))
+        if self._period_s is not None:
+            self._poll_later(self._period_s)
+        elif not (self._at_stops and view.running is not None):
+            self._wake()
+
+    def _reject(self, job: Job, reason: Reason) -> None:
+        self._log_request(job, math.nan, math.nan, Outcome.REJECTED, reason)
+        self.ended(job.request, self.env.now)
+
+    def _abandon(self, job: Job) -> None:
+        """The client of a request that has not started gives up; those behind it may fit now."""
+        view = self.view
+        if job not in view.waiting or job.done_tokens:
+            return
+        view.now_s = self.env.now
+        view.waiting.remove(job)
+        self._reject(job, Reason.ABANDONED)
+        if view.running is None and view.waiting and self._period_s is None:
+            self._wake()
+
+    def _poll_later(self, period_s: float) -> None:
+        """Decides at the next multiple of the period, and then at each while there is work."""
+        if not self._polling:
+            self._polling = True
+            number = math.ceil((self.env.now - INSTANT_S) / period_s)
+            _Later(self.env, self._poll, max(0.0, number * period_s - self.env.now))
+
+    def _poll(self, _event: simpy.Event) -> None:
+        self._polling = False
+        self._decide()
+        view, period_s = self.view, self._period_s
+        assert period_s is not None
+        if view.running is not None or view.waiting or view.suspended:
+            self._polling = True
+            number = math.floor((self.env.now + INSTANT_S) / period_s) + 1
+            _Later(self.env, self._poll, number * period_s - self.env.now)
 
     def _wake(self) -> None:
         """Decides, but only once everything else that happens at this instant is in."""
@@ -112,7 +160,7 @@ class Instance:
                 self._start(batch)
             elif not self._idles:
                 self._check_idle()
-        elif self._stop is None:  # no second signal while stopping
+        elif self._flagged_for is None and not self._at_stops:  # no second signal while stopping
             answer = self._ask()
             if answer is not running:
                 self._flag(running, answer)
@@ -129,26 +177,26 @@ class Instance:
     # ---------------------------------------------------------------- one batch on the GPU
 
     def _start(self, batch: Batch) -> None:
-        """Puts a new or a suspended batch on the GPU until the end of its timeline."""
-        now_s = self.env.now
+        """Puts a new or a suspended batch on the GPU."""
         if batch in self.view.suspended:
             self._resume(batch)
         else:
             self._check_new(batch)
-            # taking over from a batch that was paused at this very instant costs a switch
-            batch.switch_s = self.latency.profile.switch_s if self._parked_s == now_s else 0.0
-            batch.since_s = now_s + batch.switch_s
             self._begin(batch)
         self.view.running = batch
-        self._set_timer(batch.switch_s + batch.timeline.total_s - batch.done_s)
+        self._run_to(batch, self._next_stop(batch) if self._at_stops else batch.timeline.end)
 
     def _begin(self, batch: Batch) -> None:
         """Takes KV blocks and jobs for a new batch, and lays out its timeline."""
-        view, kv, log = self.view, self.kv, self.log
+        view, kv, log, now_s = self.view, self.kv, self.log, self.env.now
         batch.number = log.num_batches
         log.num_batches += 1
+        # taking over from a batch that was paused at this very instant costs a switch
+        batch.switch_s = self.latency.profile.switch_s if self._parked_s == now_s else 0.0
+        batch.since_s = now_s + batch.switch_s
         tokens = [(part.tokens, part.job.done_tokens) for part in batch.parts]
-        batch.timeline = self.latency.timeline(tokens)
+        slowest = self._slowest()
+        batch.timeline = self.latency.timeline(tokens, slowest)
         batch.predicted_s = self.predictor.batch_s(tokens)
         for position, (job, new) in enumerate(batch.parts):
             view.waiting.remove(job)
@@ -156,69 +204,87 @@ class Instance:
                 kv.take(job.id, kv.blocks(job.prompt_tokens))
                 job.start_s = batch.since_s
             batch.blocks += kv.held(job.id)
-            log.batches.add((batch.number, self.index, job.id, position, new, job.done_tokens))
+            log.batches.add((batch.number, self.index, job.id, position, new, job.done_tokens, slowest))
         self._log_kv()
 
     def _resume(self, batch: Batch) -> None:
+        now_s = self.env.now
+        waited_s = now_s - batch.suspended_at_s
         self.view.suspended.remove(batch)
         self._suspended_blocks -= batch.blocks
         batch.resumes += 1
-        batch.since_s = self.env.now
+        batch.since_s = now_s
         batch.switch_s = 0.0
-        waited_s = self.env.now - batch.suspended_at_s
+        batch.suspended_s += waited_s
+        batch.suspended_at_s = math.nan
         for job, _ in batch.parts:
             job.suspended_s += waited_s
         self._log_kv()
 
     def _flag(self, running: Batch, answer: Batch | None) -> None:
         """Signals the running batch to stop at its next legal stop."""
-        if answer is None:
-            raise self._error("chose nothing while a batch runs", "the running batch, a suspended one or a new one")
-        now_s = self.env.now
-        done_s = running.done_s + max(2 * INSTANT_S, now_s - running.since_s)  # never again where it resumed
-        self._stop = running.timeline.next_stop(done_s, self.policy.stops)
-        self._flagged_s = now_s
-        self._flagged_for = answer.head
-        if self._stop is not running.timeline.end:
-            self._set_timer(running.since_s + (self._stop.at_s - running.done_s) - now_s)
+        self._flagged_s = self.env.now
+        self._flagged_for = self._answered(answer).head
+        stop = self._next_stop(running)
+        if self.latency.tp > 1 and stop is not running.timeline.end and self.policy.stops.operators:
+            # the first rank to see the flag makes its next checkpoint the common one, where all ranks meet
+            stop = running.timeline.next_stop(stop.at_s + 2 * INSTANT_S, self.policy.stops)
+            if stop is not running.timeline.end:
+                self._barrier_s = self.latency.barrier_s
+        self._run_to(running, stop)
 
-    def _set_timer(self, delay_s: float) -> None:
+    def _next_stop(self, batch: Batch) -> Stop:
+        """The next legal stop from now on, never the one where the batch resumed."""
+        done_s = batch.done_s + max(2 * INSTANT_S, self.env.now - batch.since_s)
+        return batch.timeline.next_stop(done_s, self.policy.stops)
+
+    def _run_to(self, batch: Batch, stop: Stop) -> None:
+        """Sets the timer for a place on the running batch's timeline, unless it is set for that already."""
+        if stop is self._stop:
+            return
+        self._stop = stop
+        delay_s = batch.since_s - self.env.now + stop.at_s - batch.done_s + self._barrier_s
         self._timer = timer = simpy.Timeout(self.env, max(0.0, delay_s))
         timer.callbacks.append(self._on_timer)
 
     def _on_timer(self, event: simpy.Event) -> None:
-        """The running segment is over: at the end of its batch, or at the stop it was flagged for."""
+        """The running batch is at its end, at the stop it was flagged for, or at one where the policy is asked."""
         if event is not self._timer:
             return  # a batch that was flagged meanwhile
         batch, stop = self.view.running, self._stop
         assert batch is not None, f"instance {self.index}: a timer fired with nothing running"
-        now_s = self.env.now
-        self.view.now_s = now_s
-        self.view.running = None
-        end = batch.timeline.end
-        paused = stop is not None and stop is not end
-        if stop is not None:
-            self._acknowledge(batch, paused)
-        if paused:
-            assert stop is not None
+        assert stop is not None
+        self.view.now_s = self.env.now
+        at_end = stop is batch.timeline.end
+        if not at_end and self._flagged_for is None:
+            answer = self._ask()
+            if answer is batch:
+                self._run_to(batch, batch.timeline.next_stop(stop.at_s + 2 * INSTANT_S, self.policy.stops))
+                return
+            self._flagged_s = self.env.now
+            self._flagged_for = self._answered(answer).head
+        self.view.running = self._stop = None
+        if self._flagged_for is not None:
+            self._acknowledge(batch, self._flagged_for, paused=not at_end)
+        if at_end:
+            unfinished = any(new < job.left_tokens for job, new in batch.parts)
+            self._log_segment(batch, stop, Ended.PASS if unfinished else Ended.FINISHED)
+            self._finish(batch)
+        else:
             self._log_segment(batch, stop, Ended.PAUSED)
             self._suspend(batch, stop)
-        else:
-            unfinished = any(new < job.left_tokens for job, new in batch.parts)
-            self._log_segment(batch, end, Ended.PASS if unfinished else Ended.FINISHED)
-            self._finish(batch)
+        self._barrier_s = 0.0
         self._wake()
 
-    def _acknowledge(self, batch: Batch, paused: bool) -> None:
+    def _acknowledge(self, batch: Batch, by: Job, *, paused: bool) -> None:
         """Ends the wait of whom the batch was flagged for."""
-        by, now_s = self._flagged_for, self.env.now
-        assert by is not None
+        now_s = self.env.now
         if math.isnan(by.start_s):
             by.blocked_s += now_s - self._flagged_s
         for job, _ in batch.parts:
             job.preemptions += 1
         self.log.preemptions.add((self.index, self._flagged_s, now_s, batch.number, batch.id, by.id, paused))
-        self._stop = self._flagged_for = None
+        self._flagged_for = None
 
     def _suspend(self, batch: Batch, stop: Stop) -> None:
         batch.done_s, batch.operators = stop
@@ -241,6 +307,12 @@ class Instance:
         self._log_kv()
 
     # ---------------------------------------------------------------- the contract of select
+
+    def _answered(self, answer: Batch | None) -> Batch:
+        """The answer to "should this stop?", which must name something to run."""
+        if answer is None:
+            raise self._error("chose nothing while a batch runs", "the running batch, a suspended one or a new one")
+        return answer
 
     def _check_new(self, batch: Batch) -> None:
         """Raises PolicyError unless a new batch may start now."""
@@ -285,10 +357,10 @@ class Instance:
     # ---------------------------------------------------------------- the log
 
     def _log_segment(self, batch: Batch, stop: Stop, ended: Ended) -> None:
-        now_s = self.env.now
+        end_s = self.env.now - self._barrier_s
         self.log.segments.add(
-            (self.index, batch.number, batch.since_s, now_s, batch.operators, stop.operators, batch.tokens,
-             _ENDED[ended], batch.switch_s)
+            (self.index, batch.number, batch.since_s, end_s, batch.operators, stop.operators, batch.tokens,
+             _ENDED[ended], batch.switch_s, self._barrier_s)
         )  # fmt: skip
 
     def _log_kv(self) -> None:
@@ -304,11 +376,11 @@ class Instance:
 
 
 class _Later(simpy.Event):
-    """An event of this instant that comes after everything else of the instant."""
+    """An event that comes after everything else of its instant."""
 
-    def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None]) -> None:
+    def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None], delay_s: float = 0.0) -> None:
         super().__init__(env)
         self._ok = True
         self._value = None
         self.callbacks.append(callback)
-        env.schedule(self, priority=_AFTER_ARRIVALS)  # type: ignore[arg-type]
+        env.schedule(self, priority=_AFTER_ARRIVALS, delay=delay_s)  # type: ignore[arg-type]

@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Protocol
 
-from flowsim.profile import BOUNDARIES, Dense, Profile
+from flowsim.profile import BOUNDARIES, REDUCED, Dense, Profile
 from flowsim.timeline import Pass, Stops, Timeline
 
 __all__ = ["Exact", "LatencyModel", "Predictor", "Tokens"]
 
 Tokens = Sequence[tuple[int, int]]
 """What a batch computes: (new tokens c, cached tokens p) of each part."""
-
-HEAD, QKV, ATTENTION, O_PROJ, GATE_UP, DOWN, TAIL = range(len(BOUNDARIES))
 
 
 class Predictor(Protocol):
@@ -61,27 +59,36 @@ class LatencyModel:
         self.pass_tokens = pass_tokens
         self.stops = stops
         self._attention = profile.attention[tp]
-        self._knots, self._lines = _merge(profile.dense[tp])
+        self._knots, self._lines = _merge(profile.dense[tp], profile.all_reduce[tp])
         check_s = profile.check_s
         self._checks_s = tuple(check_s * (operator in stops.operators) for operator in range(5))
         self._whole: dict[int, Timeline] = {}
+
+    @property
+    def barrier_s(self) -> float:
+        """What a meeting of all ranks costs: an all-reduce of nothing; 0 for a single GPU."""
+        return max((one.constant_s for one in self.profile.all_reduce[self.tp]), default=0.0)
 
     def bound(self, *, pass_tokens: int, stops: Stops) -> LatencyModel:
         """The same hardware under an engine's pass size and a policy's stops."""
         return LatencyModel(self.profile, self.tp, pass_tokens=pass_tokens, stops=stops)
 
-    def timeline(self, tokens: Tokens) -> Timeline:
-        """The timeline of a batch, split in order into passes of at most `pass_tokens` new tokens."""
-        if len(tokens) == 1 and tokens[0][1] == 0:
+    def timeline(self, tokens: Tokens, slowest: float = 1.0) -> Timeline:
+        """The timeline of a batch, split in order into passes of at most `pass_tokens` new tokens.
+
+        `slowest` multiplies the operators' times: by how much the slowest rank of this batch is off. Ranks wait
+        for one another at each all-reduce, so the group takes what its slowest rank takes, plus the all-reduces.
+        """
+        if len(tokens) == 1 and tokens[0][1] == 0 and slowest == 1.0:
             return self.whole(tokens[0][0])
-        return Timeline([self._pass(part) for part in _passes(tokens, self.pass_tokens)])
+        return Timeline([self._pass(part, slowest) for part in _passes(tokens, self.pass_tokens)])
 
     def whole(self, prompt_tokens: int) -> Timeline:
         """The timeline of one whole prompt alone; computed once per length."""
         timeline = self._whole.get(prompt_tokens)
         if timeline is None:
             passes = _passes(((prompt_tokens, 0),), self.pass_tokens)
-            timeline = self._whole[prompt_tokens] = Timeline([self._pass(part) for part in passes])
+            timeline = self._whole[prompt_tokens] = Timeline([self._pass(part, 1.0) for part in passes])
         return timeline
 
     def isolated_s(self, prompt_tokens: int) -> float:
@@ -94,7 +101,7 @@ class LatencyModel:
         beyond = [one.name for one in self.profile.dense[self.tp] if new > one.measured_tokens[1]]
         return beyond + [self._attention.name] * (context > self._attention.measured_tokens[1])
 
-    def _pass(self, tokens: Tokens) -> Pass:
+    def _pass(self, tokens: Tokens, slowest: float) -> Pass:
         """One pass: dense operators in the pass's tokens, attention in `1, c, c*c, c*p, p` over the parts."""
         total = square = cross = cached = 0
         for c, p in tokens:
@@ -103,17 +110,20 @@ class LatencyModel:
             cross += c * p
             cached += p
         lines = self._lines[bisect_left(self._knots, total)]
-        head_s, qkv_s, other_s, o_s, gate_s, down_s, tail_s = [start + slope * total for start, slope in lines]
+        head_s, qkv_s, other_s, o_s, gate_s, down_s, tail_s, o_meet_s, down_meet_s = [
+            start + slope * total for start, slope in lines
+        ]
         a = self._attention
         attention_s = other_s + a.one_s + a.c_s * total + a.cc_s * square + a.cp_s * cross + a.p_s * cached
         check = self._checks_s
-        e0 = qkv_s + check[0]
-        e1 = e0 + attention_s + check[1]
-        e2 = e1 + o_s + check[2]
-        e3 = e2 + gate_s + check[3]
-        e4 = e3 + down_s + check[4]
+        e0 = slowest * qkv_s + check[0]
+        e1 = e0 + slowest * attention_s + check[1]
+        e2 = e1 + slowest * o_s + o_meet_s + check[2]
+        e3 = e2 + slowest * gate_s + check[3]
+        e4 = e3 + slowest * down_s + down_meet_s + check[4]
         profile = self.profile
-        return Pass(total, profile.pass_s + head_s, (e0, e1, e2, e3, e4), profile.layers, tail_s)
+        head_s = profile.pass_s + slowest * head_s
+        return Pass(total, head_s, (e0, e1, e2, e3, e4), profile.layers, slowest * tail_s)
 
 
 class Exact:
@@ -152,20 +162,21 @@ def _passes(tokens: Tokens, pass_tokens: int) -> list[list[tuple[int, int]]]:
     return passes
 
 
-def _merge(dense: Sequence[Dense]) -> tuple[list[int], list[list[tuple[float, float]]]]:
-    """All dense curves summed per boundary on one common set of knots.
+def _merge(dense: Sequence[Dense], all_reduce: Sequence[Dense]) -> tuple[list[int], list[list[tuple[float, float]]]]:
+    """All curves summed per boundary, and the all-reduces per boundary that has one, on one common set of knots.
 
-    Returns the knots, and for each of the `len(knots) + 1` segments the (start, slope) line of every boundary:
+    Returns the knots, and for each of the `len(knots) + 1` segments the (start, slope) line of every sum:
     `bisect_left(knots, n)` names the segment of n tokens (a knot belongs to the segment below it).
     """
-    knots = sorted({knot for one in dense for knot in one.knots_tokens})
+    curves = [(BOUNDARIES.index(one.boundary), one) for one in dense]
+    curves += [(len(BOUNDARIES) + REDUCED.index(one.boundary), one) for one in all_reduce]
+    knots = sorted({knot for _, one in curves for knot in one.knots_tokens})
     segments = []
     for low in [0, *knots]:
-        lines = [(0.0, 0.0)] * len(BOUNDARIES)
-        for one in dense:
+        lines = [(0.0, 0.0)] * (len(BOUNDARIES) + len(REDUCED))
+        for place, one in curves:
             start_s, slope_s = _line(one, low)
-            index = BOUNDARIES.index(one.boundary)
-            lines[index] = (lines[index][0] + start_s, lines[index][1] + slope_s)
+            lines[place] = (lines[place][0] + start_s, lines[place][1] + slope_s)
         segments.append(lines)
     return knots, segments
 

@@ -56,9 +56,9 @@ class Log:
             "prefill_instance", "outcome", "reason",
         )  # fmt: skip
         self.segments = Table(
-            "instance", "batch", "start_s", "end_s", "first_op", "last_op", "tokens", "ended", "switch_s"
+            "instance", "batch", "start_s", "end_s", "first_op", "last_op", "tokens", "ended", "switch_s", "barrier_s"
         )
-        self.batches = Table("batch", "instance", "request", "position", "tokens", "cached_tokens")
+        self.batches = Table("batch", "instance", "request", "position", "tokens", "cached_tokens", "slowest_rank")
         self.preemptions = Table("instance", "flagged_s", "stopped_s", "batch", "victim", "by", "paused")
         self.kv = Table("t_s", "instance", "free_blocks", "suspended_blocks")
         self.decisions = 0

@@ -192,6 +192,7 @@ def _requests(requests: Sequence[Request], table: Table, latency: LatencyModel) 
         "output_tokens": np.array([request.output_tokens for request in requests], dtype=np.int64),
         "ttft_slo_s": slo_s,
         "tbt_slo_s": np.array([request.tbt_slo_s for request in requests], dtype=np.float64),
+        "abandon_s": np.array([request.abandon_s for request in requests], dtype=np.float64),
         "prefill_instance": _whole(from_log("prefill_instance")),
         "decode_instance": np.full(n, None, dtype=object),
         "outcome": outcome,
@@ -202,7 +203,11 @@ def _requests(requests: Sequence[Request], table: Table, latency: LatencyModel) 
 
 def _columns(table: Table) -> Columns:
     columns = {name: table.column(name) for name in table.columns}
-    return {name: cells if name.endswith("_s") else cells.astype(np.int64) for name, cells in columns.items()}
+    return {name: cells if _is_float(name) else cells.astype(np.int64) for name, cells in columns.items()}
+
+
+def _is_float(column: str) -> bool:
+    return column.endswith("_s") or column == "slowest_rank"
 
 
 def _enums(columns: Columns, **names: Sequence[str]) -> Columns:
@@ -249,6 +254,6 @@ def _parsed(name: str, cells: Sequence[str]) -> Array:
         return np.array([_OBJECTS[name](cell) if cell else None for cell in cells], dtype=object)
     if name in _BOOLS:
         return np.array([cell == "True" for cell in cells], dtype=bool)
-    if name.endswith("_s"):
+    if _is_float(name):
         return np.array([float(cell) if cell else math.nan for cell in cells], dtype=np.float64)
     return np.array([int(cell) for cell in cells], dtype=np.int64)

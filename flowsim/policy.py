@@ -10,15 +10,17 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Protocol
 
 from flowsim.core import Batch, Job, Part
 from flowsim.names import unknown
 from flowsim.queue import JobQueue, Order, indexed
-from flowsim.timeline import Stops
+from flowsim.timeline import INSTANT_S, Stops
 
-__all__ = ["Alone", "ComposedPolicy", "Policy", "SLOAware", "TokenBudget", "View", "arrival", "slack_edf"]
+__all__ = [
+    "ComposedPolicy", "InteractiveFirst", "Policy", "Polling", "View",
+    "arrival", "deadline", "hopeless", "shortest", "slack_edf", "suspended_at_most",
+]  # fmt: skip
 
 Work = Job | Batch
 
@@ -79,116 +81,114 @@ def slack_edf(work: Work, view: View) -> tuple[bool, float]:
     return hopeless, -work.deadline_s if hopeless else work.deadline_s
 
 
+@indexed()
+def deadline(work: Work, _view: View) -> float:
+    """Earliest deadline first, whether or not it can still be met."""
+    return work.deadline_s
+
+
+@indexed()
+def shortest(work: Work, view: View) -> float:
+    """Fewest predicted seconds left first."""
+    return view.left_s(work)
+
+
+@dataclass(frozen=True)
+class InteractiveFirst:
+    """Requests with a TTFT SLO of at most `within_s` seconds before all others, each kind first come first served."""
+
+    within_s: float = 1.0
+
+    def __call__(self, work: Work, _view: View) -> tuple[bool, float]:
+        return work.slo_s > self.within_s, work.arrival_s
+
+    def flips_s(self, _work: Work, _view: View) -> float:
+        """Never: keys stand still."""
+        return math.inf
+
+
+def suspended_at_most(limit_s: float, order: Order) -> Order:
+    """An order in which a batch that has been suspended for `limit_s` in all precedes everything else, the one
+    that runs first, then the one that reached the limit first; below the limit it is `order`."""
+
+    def reached_s(work: Work) -> float:
+        if work.is_waiting:
+            return math.inf
+        assert isinstance(work, Batch)
+        if math.isnan(work.suspended_at_s):  # it runs
+            return -math.inf if work.suspended_s >= limit_s - INSTANT_S else math.inf
+        return work.suspended_at_s + limit_s - work.suspended_s
+
+    def bounded(work: Work, view: View) -> tuple[bool, Any]:
+        at_s = reached_s(work)
+        return (False, at_s) if view.now_s >= at_s else (True, order(work, view))
+
+    def flips_s(work: Work, view: View) -> float:
+        later_s = [at_s for at_s in (reached_s(work), order.flips_s(work, view)) if at_s > view.now_s]  # type: ignore[attr-defined]
+        return min(later_s, default=math.inf)
+
+    return indexed(flips_s)(bounded) if hasattr(order, "flips_s") else bounded
+
+
+def hopeless(view: View, job: Job) -> bool:
+    """Admission that refuses what cannot meet its TTFT SLO even alone and now."""
+    return view.now_s + view.left_s(job) <= job.deadline_s
+
+
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """One request at a time, its whole prompt."""
-
-    def form(self, head: Job, view: View, order: Order) -> Batch | None:
-        parts = [Part(head, head.left_tokens)]
-        return Batch(parts) if view.fits(parts) else None
-
-
-@dataclass(frozen=True, slots=True)
-class TokenBudget:
-    """Chunked prefill: each pass takes `tokens` prompt tokens in the queue's order, the last prompt cut to fit.
-
-    One batch is one pass, and nothing stops it; a cut prompt waits for the next pass with its blocks held. A
-    prompt that has not started needs the blocks of its whole length; behind the first one that does not fit
-    only those that hold blocks already join. `chunk` bounds what one prompt gets in a pass.
+class Polling:
+    """Consult a policy at completions, and while work exists at multiples of a period: arrivals wait for the next.
 
     Raises:
-        ValueError: `tokens` or `chunk` below 1.
+        ValueError: a period that is not above 0.
     """
 
-    tokens: int = 2048
-    chunk: int | None = None
+    period_s: float = 0.01
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or (self.chunk is not None and self.chunk < 1):
-            raise ValueError(f"TokenBudget(tokens={self.tokens}, chunk={self.chunk}): both must be at least 1")
-
-    def form(self, head: Job, view: View, order: Order) -> Batch | None:
-        if view.running is not None:
-            return view.running
-        parts: list[Part] = []
-        room = self.tokens
-        blocked = False
-        for job in view.waiting.by(order):
-            part = Part(job, min(job.left_tokens, room, self.chunk or room))
-            if not job.done_tokens:
-                blocked = blocked or not view.fits([*parts, part])
-                if blocked:
-                    continue
-            parts.append(part)
-            room -= part.tokens
-            if not room:
-                break
-        return Batch(parts) if parts else None
-
-
-@dataclass(frozen=True, slots=True)
-class SLOAware:
-    """FlowPrefill's batching (arXiv 2602.16603): waiting prompts join the head while its deadline is safe.
-
-    The head runs alone if it has more than `tokens` tokens, or less than `reserve` of its SLO left. Others join
-    in the queue's order while the batch has at most `tokens` tokens; the first that would leave the head less
-    than `reserve` of its SLO ends the batch. Only the head's deadline counts. `lookahead` bounds how many
-    waiting jobs behind the head are looked at (inf: all, to the letter of the reference).
-
-    Raises:
-        ValueError: `tokens` below 1, `reserve` outside 0..1, or `lookahead` below 0.
-    """
-
-    tokens: int = 2048
-    reserve: float = 0.1
-    lookahead: float = 64
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1 or not 0.0 <= self.reserve <= 1.0 or not self.lookahead >= 0:
-            raise ValueError(
-                f"SLOAware(tokens={self.tokens}, reserve={self.reserve}, lookahead={self.lookahead}): "
-                "tokens must be at least 1, reserve within 0..1, lookahead at least 0 (inf for all)"
-            )
-
-    def form(self, head: Job, view: View, order: Order) -> Batch | None:
-        parts = [Part(head, head.left_tokens)]
-        if not view.fits(parts):
-            return None
-        total = head.left_tokens
-        reserve_s = self.reserve * head.slo_s
-        left_s = head.deadline_s - view.now_s
-        if view.running is not None or total >= self.tokens or left_s < reserve_s:
-            return Batch(parts)
-        limit = None if self.lookahead == math.inf else int(self.lookahead) + 1
-        for job in islice(view.waiting.by(order), limit):
-            if job is head or total + job.left_tokens > self.tokens:
-                continue
-            joined = [*parts, Part(job, job.left_tokens)]
-            if not view.fits(joined):
-                continue
-            if left_s - view.cost_s(joined) < reserve_s:
-                break
-            parts = joined
-            total += job.left_tokens
-        return Batch(parts)
+        if not 0.0 < self.period_s < math.inf:
+            raise ValueError(f"Polling(period_s={self.period_s}): the period must be above 0")
 
 
 class ComposedPolicy:
     """A policy made of one answer to each question: who first, with whom, where may it stop, when are we asked.
 
     Args:
-        order: a shipped order's name, a function, or the dotted path of one.
-        batching: who runs together.
+        order: who should run now: a shipped order's name, a function, or the dotted path of one.
+        batching: who runs together (`flowsim.batching`).
         stops: where a running batch may be stopped; `Stops` or its name.
+        consult: when `select` is asked: `events` (arrivals and completions), `stops` (at each legal stop, so that
+            nothing ever blocks), or `Polling(period_s)`.
+        admit: `all`, `hopeless` (refuse what cannot meet its SLO even alone and now), or a function
+            `admit(view, job) -> bool`, asked once on arrival.
+        max_suspend_s: a batch that has been suspended for this long in all runs before anything else, and is not
+            paused again. inf: never, as FlowPrefill does.
 
     Raises:
-        ValueError: an unknown name; near names and all choices are given.
+        ValueError: an unknown name (near names and all choices are given), or `max_suspend_s` below 0.
     """
 
-    def __init__(self, order: Order | str, batching: Batching, stops: Stops | str) -> None:
-        self.order = named(order, ORDERS, "order")
+    def __init__(
+        self,
+        order: Order | str,
+        batching: Batching,
+        stops: Stops | str,
+        consult: str | Polling = "events",
+        admit: Callable[[View, Job], bool] | str = "all",
+        max_suspend_s: float = math.inf,
+    ) -> None:
+        if not max_suspend_s >= 0.0:
+            raise ValueError(f"policy.max_suspend_s is {max_suspend_s}; it must be at least 0 (inf for no bound)")
+        if not isinstance(consult, Polling) and consult not in CONSULTS:
+            raise ValueError(unknown("policy.consult", consult, CONSULTS) + ", or flowsim.policy.Polling")
+        self.order: Order = named(order, ORDERS, "policy.order")
+        if max_suspend_s < math.inf:
+            self.order = suspended_at_most(max_suspend_s, self.order)
         self.batching = batching
         self.stops = stops if isinstance(stops, Stops) else _stops(stops)
+        self.consult = consult
+        self.admit = named(admit, ADMISSIONS, "policy.admit")
+        self.max_suspend_s = max_suspend_s
 
     def select(self, view: View) -> Batch | None:
         held = self._first_held(view)
@@ -209,10 +209,19 @@ class ComposedPolicy:
         return self.order(work, view), work.is_waiting, work.id
 
     def __repr__(self) -> str:
-        return f"ComposedPolicy({self.order.__name__}, {self.batching}, {self.stops.value})"
+        order = getattr(self.order, "__name__", self.order)
+        return f"ComposedPolicy({order}, {self.batching}, {self.stops.value}, consult={self.consult})"
 
 
-ORDERS: dict[str, Order] = {"arrival": arrival, "slack_edf": slack_edf}
+CONSULTS = ("events", "stops")
+ORDERS: dict[str, Order] = {
+    "arrival": arrival,
+    "deadline": deadline,
+    "slack_edf": slack_edf,
+    "shortest": shortest,
+    "interactive_first": InteractiveFirst(),
+}
+ADMISSIONS: dict[str, Callable[[View, Job], bool] | None] = {"all": None, "hopeless": hopeless}
 
 
 def named(given: Callable[..., Any] | str, shipped: dict[str, Any], kind: str) -> Any:

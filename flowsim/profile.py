@@ -6,7 +6,7 @@ Knows the file's schema and where the shipped files are. Knows nothing of batche
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +19,7 @@ __all__ = ["MODEL_ALIASES", "Attention", "Dense", "Profile", "available_profiles
 
 PROFILE_VERSION = 1
 BOUNDARIES = ("head", "qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj", "tail")
+REDUCED = ("o_proj", "down_proj")  # the operators that end with an all-reduce where tp > 1
 OVERHEADS = ("pass_s", "request_s", "check_s", "switch_s")
 MODEL_ALIASES = {"llama3.1-8b": "llama3-8b"}
 """Models that share another's shapes, and so its profiles."""
@@ -55,7 +56,10 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Coefficients by TP degree, model shapes and overheads; see `docs/profiles.md` for the file's schema."""
+    """Coefficients by TP degree, model shapes and overheads; see `docs/profiles.md` for the file's schema.
+
+    `dense` and `attention` are those of one rank; `all_reduce` is what the ranks spend on meeting.
+    """
 
     path: str
     model: str
@@ -71,6 +75,7 @@ class Profile:
     switch_s: float
     dense: Mapping[int, tuple[Dense, ...]]
     attention: Mapping[int, Attention]
+    all_reduce: Mapping[int, tuple[Dense, ...]]
 
     @property
     def tp_degrees(self) -> tuple[int, ...]:
@@ -135,11 +140,11 @@ class _Reader:
         shapes = self.mapping(top.get("shapes"), "shapes")
         overheads = self.mapping(top.get("overheads"), "overheads")
         degrees = self.mapping(top.get("tp"), "tp")
-        dense, attention = {}, {}
+        dense, attention, all_reduce = {}, {}, {}
         for tp, entry in degrees.items():
             if not isinstance(tp, int) or tp < 1:
                 self.fail("tp", tp, "a whole number of GPUs, 1 or more")
-            dense[tp], attention[tp] = self.degree(entry, f"tp.{tp}")
+            dense[tp], attention[tp], all_reduce[tp] = self.degree(entry, f"tp.{tp}")
         if not dense:
             self.fail("tp", {}, "at least one TP degree")
         return Profile(
@@ -153,34 +158,37 @@ class _Reader:
             layers=int(self.number(shapes, "layers", "shapes.", above=0.0)),
             dense=dense,
             attention=attention,
+            all_reduce=all_reduce,
             **{key: self.number(overheads, key, "overheads.") for key in OVERHEADS},
         )
 
-    def degree(self, entry: object, where: str) -> tuple[tuple[Dense, ...], Attention]:
+    def degree(self, entry: object, where: str) -> tuple[tuple[Dense, ...], Attention, tuple[Dense, ...]]:
         operators = self.mapping(entry, where).get("operators")
         if not isinstance(operators, list):
             self.fail(f"{where}.operators", operators, "a list of operators")
-        dense, attention = [], []
+        dense, attention, all_reduce = [], [], []
         for index, item in enumerate(operators):
             here = f"{where}.operators[{index}]"
             operator = self.mapping(item, here)
             if operator.get("kind") == "attention":
                 attention.append(self.attention(operator, here))
             elif operator.get("kind") == "dense":
-                dense.append(self.dense(operator, here))
+                dense.append(self.dense(operator, here, BOUNDARIES))
+            elif operator.get("kind") == "all_reduce":
+                all_reduce.append(self.dense(operator, here, REDUCED))
             else:
-                self.fail(f"{here}.kind", operator.get("kind"), "dense or attention")
+                self.fail(f"{here}.kind", operator.get("kind"), "dense, attention or all_reduce")
         if len(attention) != 1:
             self.fail(f"{where}.operators", f"{len(attention)} of kind attention", "exactly one")
         missing = [b for b in BOUNDARIES[1:-1] if b != "attention" and b not in {one.boundary for one in dense}]
         if missing:
             self.fail(f"{where}.operators", f"none with boundary {', '.join(missing)}", "every boundary of a layer")
-        return tuple(dense), attention[0]
+        return tuple(dense), attention[0], tuple(all_reduce)
 
-    def dense(self, raw: Mapping[str, Any], where: str) -> Dense:
-        boundary = raw.get("boundary")
-        if boundary not in BOUNDARIES:
-            self.fail(f"{where}.boundary", boundary, f"one of {', '.join(BOUNDARIES)}")
+    def dense(self, raw: Mapping[str, Any], where: str, boundaries: Sequence[str]) -> Dense:
+        boundary = self.text(raw, "boundary")
+        if boundary not in boundaries:
+            self.fail(f"{where}.boundary", boundary, f"one of {', '.join(boundaries)}")
         knots = tuple(int(knot) for knot in self.numbers(raw, "knots_tokens", where))
         slopes = self.numbers(raw, "slopes_s_per_token", where)
         if len(slopes) != len(knots) + 1:

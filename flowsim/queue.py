@@ -1,8 +1,8 @@
 """Work in the order that a policy asks for. Knows orders only as functions; no policy by name, no clock.
 
 An order is `order(work, view) -> key`, smallest key first; ties go to the lower id. Called on every piece of
-work it costs O(n) a decision, which is fine for an experiment. An order whose keys stand still, or change once
-at a known time, says so with `@indexed`, and the queue keeps a sorted index for it.
+work it costs O(n) a decision, which is fine for an experiment. An order whose keys stand still, or change
+at known times, says so with `@indexed`, and the queue keeps a sorted index for it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Order = Callable[[Any, Any], Any]
 
 
 def indexed(flips_s: Callable[[Any, Any], float] | None = None) -> Callable[[Order], Order]:
-    """Declares that an order's key for work that does not run stands still, or changes once.
+    """Declares that an order's key for work that does not run stands still, or changes at known times only.
 
     Args:
-        flips_s: `flips_s(work, view)`, the simulated time in seconds from which on the key is the later one;
-            None where keys never change.
+        flips_s: `flips_s(work, view)`, the simulated time in seconds at which the key changes next (a time that
+            has passed, or inf: not again); None where keys never change.
     """
 
     def declare(order: Order) -> Order:
@@ -130,6 +130,9 @@ class _Index(Generic[W]):
         key = self._order(work, self._view)
         self._keys[work.id] = key
         self._entries.add((key, work.id, work))
+        self._expect_flip(work)
+
+    def _expect_flip(self, work: W) -> None:
         flips_s = self._order.flips_s(work, self._view)  # type: ignore[attr-defined]
         if self._view.now_s < flips_s < math.inf:
             heapq.heappush(self._flips, (flips_s, work.id))
@@ -159,6 +162,7 @@ class _Index(Generic[W]):
             del self._entries[position]
             self._keys[number] = key
             self._entries.add((key, number, work))
+        self._expect_flip(work)
 
     def _rebuild(self) -> None:
         """Files everything anew, where a caller reads an earlier time than before."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Sequence
+from statistics import NormalDist
 from time import perf_counter
 
+import numpy as np
 import simpy
 
 from flowsim.cluster import Arrivals, PrefillOnly, RoundRobin, Router
@@ -69,6 +73,7 @@ def simulate(
             kv=_pool(cluster, bound),
             log=log,
             max_batches=cluster.max_batches,
+            slowest=slowest_rank(cluster.jitter_sigma, bound.tp, seed, index),
             ended=count.ended,
         )
         for index in range(cluster.instances)
@@ -86,6 +91,19 @@ def simulate(
         seed=seed,
         simulation_wall_s=perf_counter() - began_s,
     )
+
+
+def slowest_rank(sigma: float, ranks: int, seed: int, instance: int) -> Callable[[], float]:
+    """Draws the largest of `ranks` factors exp(sigma z), z standard normal, in closed form.
+
+    The largest of r draws is below x with probability F(x) ** r, so one uniform number u gives it: z is the
+    normal quantile of u ** (1 / r). Each instance has a stream of its own, apart from the workload's.
+    """
+    if sigma == 0.0:
+        return lambda: 1.0
+    stream = random.Random(np.random.SeedSequence(seed, spawn_key=(1, instance)).generate_state(4).tobytes())
+    quantile = NormalDist().inv_cdf
+    return lambda: math.exp(sigma * quantile((1.0 - stream.random()) ** (1.0 / ranks) * (1.0 - 1e-12)))
 
 
 class _Count:

@@ -22,7 +22,7 @@ def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str
     classes = sorted(set(requests["slo_class"].tolist()))
     by_class = {name: requests["slo_class"] == name for name in classes}
     n = len(requests["id"])
-    busy_s = float((segments["end_s"] - segments["start_s"] + segments["switch_s"]).sum())
+    busy_s = float((segments["end_s"] - segments["start_s"] + segments["switch_s"] + segments["barrier_s"]).sum())
     simulated_s = _last(requests["finish_s"], segments["end_s"])
     rate_rps = arrival_rate(requests["arrival_s"])
     gpu_s = requests["isolated_s"] - run["request_s"]

@@ -53,4 +53,4 @@ def notes(figures: dict[str, Any]) -> list[str]:
         "unfinished": "did not finish",
         "extrapolated": "are longer than the profile was measured for",
     }
-    return lines + [f"{figures[key]} requests {text}" for key, text in warnings.items() if figures[key]]
+    return lines + [f"requests that {text}: {figures[key]}" for key, text in warnings.items() if figures[key]]

@@ -18,8 +18,8 @@ MAX_LINES = 400
 LAYERS = (
     ("timeline",),
     ("core",),
-    ("names", "profile", "latency", "kv", "queue", "workload", "profiler"),
-    ("view", "policy"),
+    ("names", "profile", "latency", "predictor", "kv", "queue", "workload", "profiler"),
+    ("view", "policy", "batching"),
     ("log", "instance"),
     ("cluster",),
     ("metrics", "summary", "check"),
@@ -38,8 +38,10 @@ ONLY = {
     "latency": {"profile", "timeline"},
     "workload": {"core", "names"},
     "policy": {"core", "names", "queue", "timeline"},
+    "predictor": {"latency", "names", "profile"},
+    "batching": {"core", "policy", "queue", "timeline"},
     "report": {"core", "metrics", "summary"},
-    "flowsim": {"cluster", "core", "latency", "metrics", "policy", "profile", "sim", "summary", "timeline"},
+    "flowsim": {"batching", "cluster", "core", "latency", "metrics", "policy", "profile", "sim", "summary", "timeline"},
 }
 # Packages that only some modules may import, at the top or inside a function.
 KEPT_TO = {

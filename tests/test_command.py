@@ -159,7 +159,7 @@ def test_a_policy_of_ones_own_is_a_class_and_a_yaml_in_a_folder(tmp_path):
 
 
 MISTAKES = {  # what was typed: what the complaint must offer
-    "policy=flowprefil": ["'flowprefill'", "chunked_2k, chunked_8k, fcfs, flowprefill"],
+    "policy=flowprefil": ["'flowprefill'", "chunked_2k", "no_batching"],
     "workload.rte_rps=3": ["'workload.rate_rps'", "workload.num_requests"],
     "+workload.rte_rps=3": ["'workload.rate_rps'", "workload.num_requests"],
     "+polcy=x": ["'policy'", "workload"],

@@ -128,18 +128,67 @@ def test_attention_that_does_not_grow_with_the_tokens_is_refused():
         fit_attention_without_prefix("attention", GRID, [1e-3 / n for n in GRID])
 
 
-def test_refitting_the_measured_data_gives_exactly_the_committed_llama3_8b_profile():
+def committed_llama3_8b():
+    return yaml.safe_load(llama.PROFILE.read_text(encoding="utf-8"))
+
+
+def test_refitting_the_measured_data_gives_exactly_the_committed_llama3_8b_profile_at_every_tp_degree():
     data = llama.data_folder()
-    if not (data / llama.GEMM_TABLE).is_file():
+    if not all((data / name).is_file() for name in llama.TABLES):
         pytest.skip("the measured data are not here; set FLOWSIM_DATA to their folder")
     refitted, committed = llama.build_profile(data), llama.PROFILE.read_text(encoding="utf-8")
+    assert list(refitted["tp"]) == [1, 2, 4]
     assert yaml.safe_load(committed) == refitted
     assert llama.render(refitted) == committed
 
 
-def test_the_committed_llama3_8b_profile_rises_with_tokens_and_meets_the_operator_sums_of_the_analysis():
-    profile = yaml.safe_load(llama.PROFILE.read_text(encoding="utf-8"))
-    times_s = [llama.pass_seconds(profile, n) for n in range(1, 16385, 13)]
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_the_committed_llama3_8b_profile_rises_with_tokens_in_every_operator_and_over_the_pass(tp):
+    profile, counts = committed_llama3_8b(), range(1, 16385, 13)
+    for operator in profile["tp"][tp]["operators"]:
+        times_s = [llama.operator_seconds(operator, n) for n in counts]
+        assert all(earlier < later for earlier, later in pairwise(times_s)), operator["name"]
+    times_s = [llama.pass_seconds(profile, n, tp=tp) for n in counts]
     assert all(earlier < later for earlier, later in pairwise(times_s))
+
+
+def test_the_committed_llama3_8b_profile_meets_the_operator_sums_of_the_analysis():
+    profile = committed_llama3_8b()
     assert llama.pass_seconds(profile, 2048) == pytest.approx(0.131, rel=0.05)
     assert llama.pass_seconds(profile, 8192) == pytest.approx(0.588, rel=0.05)
+
+
+@pytest.mark.parametrize(("few", "many"), [(1, 2), (2, 4)])
+def test_more_ranks_never_slow_the_compute_operators_of_a_layer_nor_beat_an_even_split(few, many):
+    profile = committed_llama3_8b()
+    for tokens in (*range(1, 1024), *range(1024, 16385, 16)):
+        few_s, many_s = (llama.layer_seconds(profile, tokens, tp=tp, kinds=llama.COMPUTE) for tp in (few, many))
+        assert few_s * few / many <= many_s <= few_s, f"{tokens} tokens"
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_a_layer_over_several_ranks_ends_both_of_its_blocks_with_the_same_all_reduce(tp):
+    profile = committed_llama3_8b()
+    operators = profile["tp"][tp]["operators"]
+    last_of = {operator["boundary"]: operator for operator in operators}
+    attention, mlp = last_of["o_proj"], last_of["down_proj"]
+    assert [operator["name"] for operator in operators if operator["kind"] == "all_reduce"] == [
+        "all_reduce_attention",
+        "all_reduce_mlp",
+    ]
+    assert (attention["name"], mlp["name"]) == ("all_reduce_attention", "all_reduce_mlp")
+    for tokens in (1, 512, 8192):
+        each_s = llama.operator_seconds(attention, tokens)
+        assert each_s == llama.operator_seconds(mlp, tokens)
+        both_s = llama.layer_seconds(profile, tokens, tp=tp, kinds=["all_reduce"])
+        assert both_s == pytest.approx(2 * each_s, rel=1e-12)
+
+
+def test_one_gpu_has_the_same_operators_as_a_rank_but_no_all_reduce():
+    profile = committed_llama3_8b()
+    names = {
+        tp: [operator["name"] for operator in section["operators"] if operator["kind"] != "all_reduce"]
+        for tp, section in profile["tp"].items()
+    }
+    assert names[1] == names[2] == names[4]
+    assert llama.pass_seconds(profile, 2048, kinds=["all_reduce"]) == 0.0

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from toys import checked, operator_by_operator, toy_latency, workload
 
 from flowsim import (
+    Alone,
     ComposedPolicy,
     LatencyModel,
     PrefillOnly,
@@ -21,7 +22,6 @@ from flowsim import (
     load_profile,
     simulate,
 )
-from flowsim.policy import Alone
 from flowsim.workload import mixed
 
 POLICIES = {

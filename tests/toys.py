@@ -40,6 +40,7 @@ def toy_latency(
         layers=layers,
         dense={1: tuple(dense)},
         attention={1: attention},
+        all_reduce={1: ()},
         **costs,
     )
     return LatencyModel(profile)

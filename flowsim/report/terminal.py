@@ -78,11 +78,11 @@ def class_table(result: Result, title: str) -> Table:
         slo = (
             "none" if slos_s == [float("inf")] else " to ".join(f"{slo_s:g}" for slo_s in {slos_s[0]: 0, slos_s[-1]: 0})
         )
-        preempted = int((requests["preemptions"][rows] > 0).sum())
+        paused = int((requests["suspended_s"][rows] > 0.0).sum())
         attained = _share(figures["attainment_by_class"][name])
-        table.add_row(name, str(int(rows.sum())), slo, attained, *map(_seconds, ttft_s.values()), str(preempted))
+        table.add_row(name, str(int(rows.sum())), slo, attained, *map(_seconds, ttft_s.values()), str(paused))
     table.add_section()
-    preempted = int((requests["preemptions"] > 0).sum())
+    paused = int((requests["suspended_s"] > 0.0).sum())
     attained = _share(figures["attainment"])
     table.add_row(
         "all",
@@ -90,7 +90,7 @@ def class_table(result: Result, title: str) -> Table:
         "",
         attained,
         *map(_seconds, figures["ttft_s"].values()),
-        str(preempted),
+        str(paused),
     )
     return table
 

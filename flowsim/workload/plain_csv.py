@@ -47,6 +47,7 @@ class Columns:
     output_tokens: NDArray[np.int64]
     ttft_slo_s: NDArray[np.float64]
     tbt_slo_s: NDArray[np.float64]
+    abandon_s: NDArray[np.float64]
     slo_class: list[str]
     ignored: tuple[str, ...]
     bad_rows: list[str] = field(default_factory=list)
@@ -103,7 +104,7 @@ def _header(path: Path, line: str) -> list[str]:
             f"{path}: line 1: no column {' and no column '.join(missing)}; "
             f"found {', '.join(header) or 'none'}. "
             "A trace needs the comma-separated columns arrival_s and prompt_tokens, and reads output_tokens, "
-            "slo_class, ttft_slo_s and tbt_slo_s where they are there"
+            "slo_class, ttft_slo_s, tbt_slo_s and abandon_s where they are there"
         )
     return header
 
@@ -149,6 +150,7 @@ _CELLS: dict[str, tuple[Callable[[str], Any], Any]] = {  # how a cell is read, a
     "output_tokens": (_tokens, 1),
     "ttft_slo_s": (_slo, math.inf),
     "tbt_slo_s": (_slo, math.inf),
+    "abandon_s": (_slo, math.inf),
     "slo_class": (_slo_class, "default"),
 }
 
@@ -161,6 +163,7 @@ def _columns(header: list[str], cells: dict[str, Any], rows: int, bad_rows: list
         output_tokens=np.asarray(full["output_tokens"], dtype=np.int64),
         ttft_slo_s=np.asarray(full["ttft_slo_s"], dtype=np.float64),
         tbt_slo_s=np.asarray(full["tbt_slo_s"], dtype=np.float64),
+        abandon_s=np.asarray(full["abandon_s"], dtype=np.float64),
         slo_class=full["slo_class"],
         ignored=tuple(name for name in header if name not in _CELLS),
         bad_rows=bad_rows,

@@ -8,6 +8,7 @@ must not know trace formats.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -30,6 +31,7 @@ def mixed(
     model: str = "llama3-8b",
     ttft_slo_s: Mapping[str, float] | None = None,
     shares: Mapping[str, float] | None = None,
+    abandon_s: float = math.inf,
 ) -> list[Request]:
     """The four task classes of QwenTrace (text, image, search, file) with Poisson arrivals.
 
@@ -37,6 +39,7 @@ def mixed(
     which are 1. SLOs are the model's presets times `slo_scale`; `ttft_slo_s` (class -> seconds, `inf` none)
     replaces TTFT presets, and a model without presets needs it for every class. `shares` (class -> share,
     summing to 1 within 1e-6; a class left out has none) replaces the table's.
+    A client gives up `abandon_s` after arrival.
 
     Raises:
         ValueError: an argument out of its range, or an unknown model or class, saying what is allowed.
@@ -58,6 +61,7 @@ def mixed(
             ttft_slo_s=slos[name].ttft_s * slo_scale,
             tbt_slo_s=slos[name].tbt_s * slo_scale,
             slo_class=name,
+            abandon_s=abandon_s,
         )
         for row, (arrival, tokens, name) in enumerate(zip(arrival_s, prompt_tokens, names, strict=True))
     ]
@@ -73,6 +77,7 @@ def uniform(
     slo_scale: float = 1.0,
     output_tokens: int = 1,
     seed: int = 0,
+    abandon_s: float = math.inf,
 ) -> list[Request]:
     """Poisson arrivals of one class, `default`, prompts uniform on `min_tokens`..`max_tokens`, ends included.
 
@@ -99,6 +104,7 @@ def uniform(
             prompt_tokens=tokens,
             output_tokens=output_tokens,
             ttft_slo_s=ttft_slo_s * slo_scale,
+            abandon_s=abandon_s,
         )
         for row, (arrival, tokens) in enumerate(zip(arrival_s, prompt_tokens, strict=True))
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -46,22 +46,25 @@ class TraceSummary:
     rate_rps: float | None
 
 
-def trace(*, path: str | Path, slo_scale: float = 1.0, on_bad_row: OnBadRow = "error") -> list[Request]:
+def trace(
+    *, path: str | Path, slo_scale: float = 1.0, on_bad_row: OnBadRow = "error", abandon_s: float | None = None
+) -> list[Request]:
     """The requests of the trace at `path`, their SLOs times `slo_scale`; `read_trace` says what a trace is.
 
-    Logs to `flowsim` what was read (info), and rows out of order or dropped (warning).
+    `abandon_s` replaces what the file says of when clients give up. Logs to `flowsim` what was read (info), and
+    rows out of order or dropped (warning).
 
     Raises:
-        ValueError: as `read_trace`; or `slo_scale` is not a finite number above 0.
+        ValueError: as `read_trace`; or `slo_scale` is not a finite number above 0, or `abandon_s` not above 0.
     """
     requests, summary = read_trace(path, on_bad_row, slo_scale=slo_scale)
     _report(summary)
-    return requests
+    return requests if abandon_s is None else [replace(request, abandon_s=abandon_s) for request in requests]
 
 
-def load_trace(path: str | Path, *, slo_scale: float = 1.0, on_bad_row: OnBadRow = "error") -> list[Request]:
+def load_trace(path: str | Path, **options: Any) -> list[Request]:
     """`trace`, with the path as the first argument."""
-    return trace(path=path, slo_scale=slo_scale, on_bad_row=on_bad_row)
+    return trace(path=path, **options)
 
 
 def read_trace(
@@ -71,8 +74,9 @@ def read_trace(
 
     Columns: `arrival_s` (seconds, finite, >= 0) and `prompt_tokens`; where they are there also
     `output_tokens` (else 1), `slo_class` (empty: `default`; blanks around it are cut), `ttft_slo_s` and
-    `tbt_slo_s` (seconds > 0; empty or `inf`: none). Others are ignored and listed. Arrivals are shifted so
-    that the first is at 0 and sorted; equal ones keep the file's order, and `id` is the row after the sort.
+    `tbt_slo_s` (seconds > 0; empty or `inf`: none), and `abandon_s` (seconds after arrival at which the client
+    of a request that has not started gives up; empty or `inf`: never). Others are ignored and listed. Arrivals
+    are shifted so that the first is at 0 and sorted; equal ones keep the file's order, and `id` is the row after the sort.
     Floats are read exactly, so the `requests.csv` of a run replays it. `on_bad_row="drop"` leaves bad rows
     out and counts them.
 
@@ -121,7 +125,7 @@ def _sort_and_rebase(columns: Columns) -> int:
     out_of_order = int(np.count_nonzero(arrival_s < np.maximum.accumulate(arrival_s)))
     if out_of_order:
         order = np.argsort(arrival_s, kind="stable")
-        for name in ("arrival_s", "prompt_tokens", "output_tokens", "ttft_slo_s", "tbt_slo_s"):
+        for name in ("arrival_s", "prompt_tokens", "output_tokens", "ttft_slo_s", "tbt_slo_s", "abandon_s"):
             setattr(columns, name, getattr(columns, name)[order])
         columns.slo_class = [columns.slo_class[row] for row in order.tolist()]
     columns.arrival_s = columns.arrival_s - columns.arrival_s[0]
@@ -144,6 +148,7 @@ def _requests(columns: Columns, slo_scale: float) -> list[Request]:
         "tbt_slo_s": (columns.tbt_slo_s * slo_scale).tolist(),
         "slo_class": columns.slo_class,
         "prefix_hashes": repeat(()),
+        "abandon_s": columns.abandon_s.tolist(),
     }
     requests = _blank_requests(rows)
     for field in fields(Request):

@@ -1,0 +1,137 @@
+"""Who runs together: the shipped batchings, each an answer to `form(head, view, order)`.
+
+A batching sees what a policy sees and changes nothing. While a batch runs its answer only says whether that one
+should stop, and for whom: it is asked again at the stop.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import islice
+
+from flowsim.core import Batch, Job, Part
+from flowsim.policy import View
+from flowsim.queue import Order
+
+__all__ = ["Alone", "Everyone", "SLOAware", "TokenBudget"]
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """One request at a time, its whole prompt."""
+
+    def form(self, head: Job, view: View, order: Order) -> Batch | None:
+        parts = [Part(head, head.left_tokens)]
+        return Batch(parts) if view.fits(parts) else None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """Chunked prefill: each pass takes `tokens` prompt tokens in the queue's order, the last prompt cut to fit.
+
+    One batch is one pass, and nothing stops it; a cut prompt waits for the next pass with its blocks held. A
+    prompt that has not started needs the blocks of its whole length; behind the first one that does not fit
+    only those that hold blocks already join. `chunk` bounds what one prompt gets in a pass.
+
+    Raises:
+        ValueError: `tokens` or `chunk` below 1.
+    """
+
+    tokens: int = 2048
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or (self.chunk is not None and self.chunk < 1):
+            raise ValueError(f"TokenBudget(tokens={self.tokens}, chunk={self.chunk}): both must be at least 1")
+
+    def form(self, head: Job, view: View, order: Order) -> Batch | None:
+        if view.running is not None:
+            return view.running
+        parts: list[Part] = []
+        room = self.tokens
+        blocked = False
+        for job in view.waiting.by(order):
+            part = Part(job, min(job.left_tokens, room, self.chunk or room))
+            if not job.done_tokens:
+                blocked = blocked or not view.fits([*parts, part])
+                if blocked:
+                    continue
+            parts.append(part)
+            room -= part.tokens
+            if not room:
+                break
+        return Batch(parts) if parts else None
+
+
+@dataclass(frozen=True, slots=True)
+class SLOAware:
+    """FlowPrefill's batching (arXiv 2602.16603): waiting prompts join the head while its deadline is safe.
+
+    The head runs alone if it has more than `tokens` tokens, or less than `reserve` of its SLO left. Others join
+    in the queue's order while the batch has at most `tokens` tokens; the first that would leave the head less
+    than `reserve` of its SLO ends the batch. Only the head's deadline counts. `lookahead` bounds how many
+    waiting jobs behind the head are looked at (inf: all, to the letter of the reference).
+
+    Raises:
+        ValueError: `tokens` below 1, `reserve` outside 0..1, or `lookahead` below 0.
+    """
+
+    tokens: int = 2048
+    reserve: float = 0.1
+    lookahead: float = 64
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or not 0.0 <= self.reserve <= 1.0 or not self.lookahead >= 0:
+            raise ValueError(
+                f"SLOAware(tokens={self.tokens}, reserve={self.reserve}, lookahead={self.lookahead}): "
+                "tokens must be at least 1, reserve within 0..1, lookahead at least 0 (inf for all)"
+            )
+
+    def form(self, head: Job, view: View, order: Order) -> Batch | None:
+        parts = [Part(head, head.left_tokens)]
+        if not view.fits(parts):
+            return None
+        total = head.left_tokens
+        reserve_s = self.reserve * head.slo_s
+        left_s = head.deadline_s - view.now_s
+        if view.running is not None or total >= self.tokens or left_s < reserve_s:
+            return Batch(parts)
+        limit = None if self.lookahead == math.inf else int(self.lookahead) + 1
+        for job in islice(view.waiting.by(order), limit):
+            if job is head or total + job.left_tokens > self.tokens:
+                continue
+            joined = [*parts, Part(job, job.left_tokens)]
+            if not view.fits(joined):
+                continue
+            if left_s - view.cost_s(joined) < reserve_s:
+                break
+            parts = joined
+            total += job.left_tokens
+        return Batch(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Everyone:
+    """Static batching: whole prompts in the queue's order, up to `max_jobs` of them, as long as their blocks fit.
+
+    Raises:
+        ValueError: `max_jobs` below 1.
+    """
+
+    max_jobs: int = 8
+
+    def __post_init__(self) -> None:
+        if self.max_jobs < 1:
+            raise ValueError(f"Everyone(max_jobs={self.max_jobs}): must be at least 1")
+
+    def form(self, head: Job, view: View, order: Order) -> Batch | None:
+        parts = [Part(head, head.left_tokens)]
+        if not view.fits(parts):
+            return None
+        if view.running is None:
+            for job in islice(view.waiting.by(order), 1, self.max_jobs):
+                if not view.fits([*parts, Part(job, job.left_tokens)]):
+                    break
+                parts.append(Part(job, job.left_tokens))
+        return Batch(parts)
