@@ -76,7 +76,8 @@ def read_trace(
     `output_tokens` (else 1), `slo_class` (empty: `default`; blanks around it are cut), `ttft_slo_s` and
     `tbt_slo_s` (seconds > 0; empty or `inf`: none), and `abandon_s` (seconds after arrival at which the client
     of a request that has not started gives up; empty or `inf`: never). Others are ignored and listed. Arrivals
-    are shifted so that the first is at 0 and sorted; equal ones keep the file's order, and `id` is the row after the sort.
+    are shifted so that the first is at 0 and sorted; equal ones keep the file's order, and `id` is the row after
+    the sort.
     Floats are read exactly, so the `requests.csv` of a run replays it. `on_bad_row="drop"` leaves bad rows
     out and counts them.
 
