@@ -68,8 +68,8 @@ class JobQueue(Generic[W]):
         return len(self._work)
 
     def __iter__(self) -> Iterator[W]:
-        """In the order in which the work came in."""
-        return iter(self._work.values())
+        """In order of arrival."""
+        return iter(sorted(self._work.values(), key=lambda work: work.id))
 
     def __contains__(self, work: object) -> bool:
         return self._work.get(getattr(work, "id", -1)) is work

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flowsim.core import Outcome
+from flowsim.core import Outcome, Reason
 from flowsim.log import Columns
 
 __all__ = ["attainment", "summarise"]
@@ -22,7 +22,8 @@ def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str
     classes = sorted(set(requests["slo_class"].tolist()))
     by_class = {name: requests["slo_class"] == name for name in classes}
     n = len(requests["id"])
-    busy_s = float((segments["end_s"] - segments["start_s"] + segments["switch_s"] + segments["barrier_s"]).sum())
+    waited_s = requests["queued_s"] + requests["suspended_s"]
+    busy_s = float(_busy_s(segments).sum())
     simulated_s = _last(requests["finish_s"], segments["end_s"])
     rate_rps = arrival_rate(requests["arrival_s"])
     gpu_s = requests["isolated_s"] - run["request_s"]
@@ -35,15 +36,20 @@ def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str
         "impossible": int((requests["ttft_slo_s"] < requests["isolated_s"]).sum()),
         "ttft_s": statistics(requests["ttft_s"]),
         "ttft_s_by_class": {name: statistics(requests["ttft_s"][rows]) for name, rows in by_class.items()},
+        "longest_wait_s_by_class": {name: _largest(waited_s[rows]) for name, rows in by_class.items()},
+        "suspended_s": statistics(requests["suspended_s"], largest=True),
         "preemptions": _preemptions(tables["preemptions"], n),
         "batches": _batches(tables["batches"]),
+        "gpus": run["instances"] * run["tp"],
         "utilisation": busy_s / (run["instances"] * simulated_s) if simulated_s else 0.0,
+        "utilisation_by_instance": _utilisation(segments, run["instances"], simulated_s),
         "scheduler": {
             "decisions": run["decisions"],
             "wall_s": run["scheduler_wall_s"],
             "share": run["scheduler_wall_s"] / busy_s if busy_s else None,
         },
         "rejected": int((requests["outcome"] == Outcome.REJECTED.value).sum()),
+        "rejected_by_reason": {one.value: int((requests["reason"] == one.value).sum()) for one in Reason},
         "unfinished": int((requests["outcome"] == Outcome.UNFINISHED.value).sum()),
         "simulated_s": simulated_s,
         "simulation_wall_s": run["simulation_wall_s"],
@@ -90,6 +96,23 @@ def _batches(table: Columns) -> dict[str, int]:
     members = np.bincount(table["batch"]) if len(table["batch"]) else np.zeros(0, dtype=np.int64)
     multi = members[members > 1]
     return {"count": len(members), "multi": len(multi), "requests_in_multi": int(multi.sum())}
+
+
+def _busy_s(segments: Columns) -> Array:
+    """Seconds for which each segment kept its instance's GPUs, taking over and meeting at its stop included."""
+    busy_s: Array = segments["end_s"] - segments["start_s"] + segments["switch_s"] + segments["barrier_s"]
+    return busy_s
+
+
+def _utilisation(segments: Columns, instances: int, simulated_s: float) -> list[float]:
+    """The busy share of each instance, and so of each of its GPUs: a group's ranks start and stop together."""
+    busy_s = np.bincount(segments["instance"], weights=_busy_s(segments), minlength=instances)
+    return [float(share) for share in busy_s / simulated_s] if simulated_s else [0.0] * instances
+
+
+def _largest(values_s: Array) -> float | None:
+    values_s = values_s[~np.isnan(values_s)]
+    return float(values_s.max()) if len(values_s) else None
 
 
 def _last(*columns_s: Array) -> float:
