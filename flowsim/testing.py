@@ -139,9 +139,7 @@ def _check_situation(policy: Policy, seed: int) -> None:
         raise AssertionError(f"asked twice, select chose {name}, then {_named(policy.select(view))} {where}")
     other = _named(policy.select(_situation(seed, shuffle=True)))
     if other != name:
-        raise AssertionError(
-            f"select chose {name}, and {other} with the queue filled in another order {where}"
-        )
+        raise AssertionError(f"select chose {name}, and {other} with the queue filled in another order {where}")
 
 
 def _check_answer(policy: Policy, view: InstanceView, answer: Batch | None, where: str) -> None:

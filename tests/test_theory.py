@@ -136,7 +136,7 @@ def test_edf_meets_all_deadlines_if_any_schedule_does_and_is_never_later_than_it
 
 
 def overload(count: int) -> tuple[float, float, float, int]:
-    """Events and decisions a request, orders evaluated a decision, and the longest queue, at four times capacity."""
+    """Events and decisions a request, orders evaluated a decision, and the longest queue, at twice what one instance can do."""
     evaluated = 0
 
     @indexed(flips_s=slack_edf.flips_s)
@@ -145,7 +145,7 @@ def overload(count: int) -> tuple[float, float, float, int]:
         evaluated += 1
         return slack_edf(work, view)
 
-    requests = mixed(rate_rps=24.0, num_requests=count, seed=6)
+    requests = mixed(rate_rps=36.0, num_requests=count, seed=6)
     policy = ComposedPolicy(counting, SLOAware(), "operator")
     result = checked(requests, policy, LatencyModel(load_profile("llama3-8b", "a100")))
     run, table = result.run, result.requests

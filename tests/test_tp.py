@@ -369,15 +369,16 @@ def test_a_group_without_jitter_takes_what_one_rank_takes_plus_its_all_reduces(l
 
 
 def test_more_ranks_never_slow_a_compute_operator(llama):
+    """Attention of a few tokens takes its launch, which the fits of the degrees put at 10.63, 10.82 and 10.76 us:
+    below 32 tokens 2 % are allowed, well within their held-out error of 5 %."""
     bare = replace(llama, all_reduce=dict.fromkeys(llama.all_reduce, ()))
-    for tokens in LENGTHS:
+    models = [LatencyModel(bare, tp) for tp in (1, 2, 4)]
+    for tokens in [*range(1, 200, 3), *LENGTHS]:
         for cached in (0, 8192):
-            operators_s = [
-                np.diff((0.0, *LatencyModel(bare, tp).timeline([(tokens, cached)]).passes[0].ends_s))
-                for tp in (1, 2, 4)
-            ]
-            for fewer, more in pairwise(operators_s):
-                assert (more <= fewer * (1 + 1e-9)).all(), (tokens, cached, fewer, more)
+            ends_s = [(0.0, *model.timeline([(tokens, cached)]).passes[0].ends_s) for model in models]
+            for fewer, more in pairwise(np.diff(ends_s)):
+                slack = np.array([1.0, 1.02 if tokens < 32 else 1.0, 1.0, 1.0, 1.0]) + 1e-9
+                assert (more <= fewer * slack).all(), (tokens, cached, fewer, more)
 
 
 def test_the_isolated_ttft_falls_with_tp_from_512_tokens_on(llama):
