@@ -27,7 +27,7 @@ from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from flowsim.cluster import PrefillOnly, Router
+from flowsim.cluster import PrefillOnly, Router, Source
 from flowsim.core import Request
 from flowsim.latency import LatencyModel, Predictor
 from flowsim.metrics import Result
@@ -39,6 +39,7 @@ from flowsim.sim import simulate
 __all__ = ["CONF", "ConfigError", "Setup", "build", "compose", "explain", "strip_plus"]
 
 TYPES = {"model": str, "tp": int, "seed": int, "strict": bool, "quiet": bool, "fail_on_empty": bool}
+TYPES |= {"horizon_s": float, "warmup_s": float, "cooldown_s": float}
 GROUPS = ("policy", "workload", "predictor", "cluster", "router", "task", "report")
 
 
@@ -82,7 +83,7 @@ def _compose(overrides: Sequence[str], config_dir: str | Path | None) -> DictCon
 class Setup:
     """Everything one run needs, as objects."""
 
-    requests: list[Request]
+    requests: Sequence[Request] | Source
     policy: Policy
     latency: LatencyModel
     predictor: Callable[[LatencyModel], Predictor]
@@ -90,6 +91,9 @@ class Setup:
     router: Router
     seed: int
     strict: bool
+    horizon_s: float
+    warmup_s: float
+    cooldown_s: float
 
     def run(self, progress: Callable[[int], None] | None = None) -> Result:
         """Simulates it."""
@@ -102,6 +106,9 @@ class Setup:
             router=self.router,
             seed=self.seed,
             strict=self.strict,
+            horizon_s=self.horizon_s,
+            warmup_s=self.warmup_s,
+            cooldown_s=self.cooldown_s,
             progress=progress,
         )
 
@@ -118,7 +125,12 @@ def build(config: DictConfig) -> Setup:
         _check_type(config[key], kind, key)
     latency = LatencyModel(load_profile(config.model, str(config.gpu)), config.tp)
     return Setup(
-        requests=make(config, "workload"),
+        requests=make(
+            config,
+            "workload",
+            isolated_s=latency.isolated_s,
+            max_context_tokens=latency.profile.max_context_tokens,
+        ),
         policy=make(config, "policy"),
         latency=latency,
         predictor=make(config, "predictor"),
@@ -126,14 +138,23 @@ def build(config: DictConfig) -> Setup:
         router=make(config, "router"),
         seed=config.seed,
         strict=config.strict,
+        horizon_s=config.horizon_s,
+        warmup_s=config.warmup_s,
+        cooldown_s=config.cooldown_s,
     )
 
 
-def make(config: DictConfig, group: str) -> Any:
-    """The object of one group, after a check that its class or function reads every key given."""
-    _check_keys(config[group], group)
+def make(config: DictConfig, group: str, **offered: Any) -> Any:
+    """The object of one group, after a check that its class or function reads every key given.
+
+    What is `offered` is passed where it is read and the configuration says nothing else.
+    """
+    node = config[group]
+    _check_keys(node, group)
+    names, _, _ = _parameters(_target(node, group))
+    wanted = {name: value for name, value in offered.items() if name in names and node.get(name) is None}
     try:
-        return instantiate(config[group], _convert_="all")
+        return instantiate(node, _convert_="all", **wanted)
     except MissingMandatoryValue as error:
         raise ConfigError(f"{_full_key(error)} is needed: give {_full_key(error)}=VALUE") from error
     except InstantiationException as error:

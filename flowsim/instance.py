@@ -306,6 +306,23 @@ class Instance:
             self.ended(job.request, first_token_s)
         self._log_kv()
 
+    def close(self, now_s: float) -> None:
+        """The clock stops: what has not finished is logged as such, and the running segment as cut."""
+        view = self.view
+        running = view.running
+        if running is not None and running.since_s < now_s:
+            end_s = min(now_s, running.since_s + running.timeline.total_s - running.done_s)
+            self.log.segments.add(
+                (self.index, running.number, running.since_s, end_s, running.operators, running.operators,
+                 running.tokens, _ENDED[Ended.CUT], running.switch_s, 0.0)
+            )  # fmt: skip
+        for batch in view.suspended:
+            for job, _ in batch.parts:
+                job.suspended_s += now_s - batch.suspended_at_s
+        under_way = [job for batch in (running, *view.suspended) if batch for job, _ in batch.parts]
+        for job in [*view.waiting, *under_way]:
+            self._log_request(job, math.nan, math.nan, Outcome.UNFINISHED)
+
     # ---------------------------------------------------------------- the contract of select
 
     def _answered(self, answer: Batch | None) -> Batch:

@@ -20,12 +20,13 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 class Ended(enum.Enum):
-    """How a segment ended. `PASS`: the batch ended, but some of its prompts have tokens left."""
+    """How a segment ended. `PASS`: the batch ended, but some of its prompts have tokens left. `CUT`: by the horizon."""
 
     FINISHED = "finished"
     PAUSED = "paused"
     PASS = "pass"
     FAILED = "failed"
+    CUT = "cut"
 
 
 class Table:

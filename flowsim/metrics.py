@@ -30,7 +30,7 @@ __all__ = ["Result"]
 Array = npt.NDArray[Any]
 TABLES = ("requests", "segments", "batches", "preemptions", "kv")
 _TEXT = {"slo_class", "outcome", "reason", "ended"}
-_BOOLS = {"paused", "extrapolated"}
+_BOOLS = {"paused", "extrapolated", "measured"}
 _OBJECTS: dict[str, Callable[[str], Any]] = {
     "met_slo": lambda cell: cell == "True",
     "prefill_instance": int,
@@ -58,11 +58,14 @@ class Result:
         kv_blocks: Sequence[int],
         idles: bool,
         seed: int,
+        after_horizon: int,
+        warmup_s: float,
+        cooldown_s: float,
         simulation_wall_s: float,
     ) -> Result:
         """Builds the tables from the log of a run that has ended."""
         tables = {
-            "requests": _requests(requests, log.requests, latency),
+            "requests": _requests(requests, log.requests, latency, warmup_s, cooldown_s),
             "segments": _enums(_columns(log.segments), ended=[ended.value for ended in Ended]),
             "batches": _columns(log.batches),
             "preemptions": _columns(log.preemptions),
@@ -79,6 +82,9 @@ class Result:
             "kv_blocks": list(kv_blocks),
             "idles": idles,
             "seed": seed,
+            "after_horizon": after_horizon,
+            "warmup_s": warmup_s,
+            "cooldown_s": cooldown_s,
             "request_s": latency.profile.request_s,
             "decisions": log.decisions,
             "scheduler_wall_s": log.scheduler_wall_s,
@@ -149,7 +155,9 @@ class Result:
         return Result({name: _read(folder / f"{name}.csv") for name in TABLES}, run)
 
 
-def _requests(requests: Sequence[Request], table: Table, latency: LatencyModel) -> Columns:
+def _requests(
+    requests: Sequence[Request], table: Table, latency: LatencyModel, warmup_s: float, cooldown_s: float
+) -> Columns:
     """The request table: what was asked beside what the log says became of it."""
     n = len(requests)
     logged = table.column("id").astype(np.int64)
@@ -198,6 +206,7 @@ def _requests(requests: Sequence[Request], table: Table, latency: LatencyModel) 
         "outcome": outcome,
         "reason": reason,
         "extrapolated": beyond,
+        "measured": (arrival_s >= warmup_s) & (arrival_s <= arrival_s.max(initial=0.0) - cooldown_s),
     }
 
 

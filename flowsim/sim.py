@@ -11,14 +11,14 @@ from time import perf_counter
 import numpy as np
 import simpy
 
-from flowsim.cluster import Arrivals, PrefillOnly, RoundRobin, Router
+from flowsim.cluster import Arrivals, PrefillOnly, RoundRobin, Router, Source, SourceArrivals
 from flowsim.core import Request
 from flowsim.instance import Instance
 from flowsim.kv import KVPool, pool_blocks
 from flowsim.latency import Exact, LatencyModel, Predictor
 from flowsim.log import Log
 from flowsim.metrics import Result
-from flowsim.policy import Policy
+from flowsim.policy import Policy, Polling
 
 __all__ = ["simulate"]
 
@@ -26,7 +26,7 @@ PROGRESS_EVERY = 512  # requests between two calls of `progress`
 
 
 def simulate(
-    requests: Sequence[Request],
+    requests: Sequence[Request] | Source,
     *,
     policy: Policy,
     latency: LatencyModel,
@@ -35,12 +35,15 @@ def simulate(
     router: Router | None = None,
     seed: int = 0,
     strict: bool = False,
+    horizon_s: float = math.inf,
+    warmup_s: float = 0.0,
+    cooldown_s: float = 0.0,
     progress: Callable[[int], None] | None = None,
 ) -> Result:
-    """Runs a workload to its end and returns what happened.
+    """Runs a workload to its end, or to a horizon, and returns what happened.
 
     Args:
-        requests: in order of arrival, `id` being the position.
+        requests: in order of arrival, `id` being the position; or a source, such as a closed loop.
         policy: one object with `stops` and `select`; every instance asks the same one.
         latency: the hardware; `simulate` binds it to the cluster's pass size and the policy's stops.
         predictor: makes the policy's belief about latencies from the bound model.
@@ -48,6 +51,10 @@ def simulate(
         router: which instance takes a request; round robin by default.
         seed: of the run's own random streams; the workload has its own.
         strict: refuse prompts that drive an operator beyond the range it was measured in.
+        horizon_s: stop the clock at this second. Requests that have arrived by then and not finished are
+            `unfinished`, and missed; those that would arrive later are no part of the result.
+        warmup_s, cooldown_s: requests that arrive in the first or last so many seconds of the arrivals run like all
+            others, and are left out of the summary's figures on requests (`measured` is False).
         progress: called now and then with the number of requests that have ended.
 
     Raises:
@@ -57,9 +64,12 @@ def simulate(
     cluster = cluster or PrefillOnly()
     router = router or RoundRobin()
     bound = latency.bound(pass_tokens=cluster.pass_tokens, stops=policy.stops)
-    _check_requests(requests)
-    if strict:
-        _check_range(requests, bound)
+    _check_ends(horizon_s, warmup_s, cooldown_s)
+    if isinstance(requests, Sequence):
+        _check_requests(requests)
+        if strict:
+            for request in requests:
+                _check_range(request, bound)
     began_s = perf_counter()
     env, log = simpy.Environment(), Log()
     count = _Count(progress)
@@ -78,19 +88,49 @@ def simulate(
         )
         for index in range(cluster.instances)
     ]
-    Arrivals(env, requests, lambda request: router.route(request, instances).submit(request))
-    while env.peek() != float("inf"):
-        env.step()
-        log.events += 1
+
+    def deliver(request: Request) -> None:
+        if strict:
+            _check_range(request, bound)
+        router.route(request, instances).submit(request)
+
+    if isinstance(requests, Sequence):
+        count.arrivals = Arrivals(env, requests, deliver)
+    else:
+        count.arrivals = SourceArrivals(env, requests, deliver)
+    log.events = _run(env, horizon_s)
+    if horizon_s < math.inf:
+        for instance in instances:
+            instance.close(horizon_s)
     return Result.of(
-        requests,
+        count.arrivals.delivered,
         log,
         bound,
         kv_blocks=[instance.kv.total_blocks for instance in instances],
-        idles=bool(getattr(policy, "idles", False)),
+        idles=bool(getattr(policy, "idles", False)) or isinstance(getattr(policy, "consult", None), Polling),
         seed=seed,
+        after_horizon=len(requests) - len(count.arrivals.delivered),
+        warmup_s=warmup_s,
+        cooldown_s=cooldown_s,
         simulation_wall_s=perf_counter() - began_s,
     )
+
+
+def _run(env: simpy.Environment, horizon_s: float) -> int:
+    """Steps through all events up to the horizon; returns how many there were."""
+    events = 0
+    while (next_s := env.peek()) <= horizon_s and next_s != math.inf:
+        env.step()
+        events += 1
+    return events
+
+
+def _check_ends(horizon_s: float, warmup_s: float, cooldown_s: float) -> None:
+    if not horizon_s > 0.0:
+        raise ValueError(f"horizon_s is {horizon_s}; it must be above 0 (inf to run to the end)")
+    for name, value in (("warmup_s", warmup_s), ("cooldown_s", cooldown_s)):
+        if not 0.0 <= value < math.inf:
+            raise ValueError(f"{name} is {value}; it must be finite and at least 0")
 
 
 def slowest_rank(sigma: float, ranks: int, seed: int, instance: int) -> Callable[[], float]:
@@ -107,16 +147,19 @@ def slowest_rank(sigma: float, ranks: int, seed: int, instance: int) -> Callable
 
 
 class _Count:
-    """Counts requests that have ended, and tells `progress` every so often."""
+    """Counts requests that have ended, tells `progress` every so often, and the arrivals each time."""
+
+    arrivals: Arrivals | SourceArrivals
 
     def __init__(self, progress: Callable[[int], None] | None) -> None:
         self.count = 0
         self.progress = progress
 
-    def ended(self, _request: Request, _finish_s: float) -> None:
+    def ended(self, request: Request, finish_s: float) -> None:
         self.count += 1
         if self.progress is not None and self.count % PROGRESS_EVERY == 0:
             self.progress(self.count)
+        self.arrivals.ended(request, finish_s)
 
 
 def _pool(cluster: PrefillOnly, latency: LatencyModel) -> KVPool:
@@ -145,11 +188,10 @@ def _check_requests(requests: Sequence[Request]) -> None:
         before_s = request.arrival_s
 
 
-def _check_range(requests: Sequence[Request], latency: LatencyModel) -> None:
-    for request in requests:
-        beyond = latency.extrapolated(request.prompt_tokens)
-        if beyond:
-            raise ValueError(
-                f"strict: request {request.id} has {request.prompt_tokens} prompt tokens, beyond the range in which "
-                f"{latency.profile.path} has measured {', '.join(beyond)}"
-            )
+def _check_range(request: Request, latency: LatencyModel) -> None:
+    beyond = latency.extrapolated(request.prompt_tokens)
+    if beyond:
+        raise ValueError(
+            f"strict: request {request.id} has {request.prompt_tokens} prompt tokens, beyond the range in which "
+            f"{latency.profile.path} has measured {', '.join(beyond)}"
+        )

@@ -18,17 +18,20 @@ Array = npt.NDArray[Any]
 
 def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str, Any]:
     """Every figure of `summary.json`; None where a figure has nothing to be computed from."""
-    requests, segments = tables["requests"], tables["segments"]
+    everyone, segments = tables["requests"], tables["segments"]
+    requests = {name: cells[everyone["measured"]] for name, cells in everyone.items()}
     classes = sorted(set(requests["slo_class"].tolist()))
     by_class = {name: requests["slo_class"] == name for name in classes}
-    n = len(requests["id"])
+    n = len(everyone["id"])
     waited_s = requests["queued_s"] + requests["suspended_s"]
     busy_s = float(_busy_s(segments).sum())
-    simulated_s = _last(requests["finish_s"], segments["end_s"])
-    rate_rps = arrival_rate(requests["arrival_s"])
-    gpu_s = requests["isolated_s"] - run["request_s"]
+    simulated_s = _last(everyone["finish_s"], segments["end_s"])
+    rate_rps = arrival_rate(everyone["arrival_s"])
+    gpu_s = everyone["isolated_s"] - run["request_s"]
     return {
         "requests": n,
+        "measured": int(everyone["measured"].sum()),
+        "left_out": _left_out(everyone, run),
         "rate_rps": rate_rps,
         "offered_load": rate_rps * float(gpu_s.mean()) / run["instances"] if rate_rps is not None else None,
         "attainment": attainment(requests),
@@ -80,6 +83,13 @@ def statistics(values_s: Array, *, largest: bool = False) -> dict[str, float | N
         return dict.fromkeys(names)
     figures = [values_s.mean(), *np.percentile(values_s, [50, 90, 99])] + [values_s.max()] * largest
     return dict(zip(names, map(float, figures), strict=True))
+
+
+def _left_out(requests: Columns, run: Mapping[str, Any]) -> dict[str, int]:
+    """Requests in no figure: of the warm-up, of the cool-down, and never arrived before the horizon."""
+    warmup = requests["arrival_s"] < run["warmup_s"]
+    cooldown = ~requests["measured"] & ~warmup
+    return {"warmup": int(warmup.sum()), "cooldown": int(cooldown.sum()), "after_horizon": run["after_horizon"]}
 
 
 def _preemptions(table: Columns, requests: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ from rich.console import Console
 
 from flowsim.config import Setup
 from flowsim.core import Outcome
-from flowsim.report.plots import Plots
+from flowsim.report.plots import Plots, draw_workload
 from flowsim.report.terminal import RunProgress, class_table
+from flowsim.workload import describe, write_trace
 
-__all__ = ["Simulate"]
+__all__ = ["Export", "Simulate"]
 
 
 class Simulate:
@@ -36,16 +38,31 @@ class Simulate:
         return int((result.tables["requests"]["outcome"] == Outcome.FINISHED.value).sum())
 
 
+class Export:
+    """`task=export`: the workload written as `trace.csv`, which replays it, and drawn as `workload.png`; no run."""
+
+    def __call__(self, setup: Setup, *, title: str, report: Plots, folder: Path, quiet: bool) -> int:
+        """Writes them; returns how many requests there are."""
+        if not isinstance(setup.requests, Sequence):
+            raise ValueError("a closed loop has no arrivals before it runs; replay the requests.csv of a run instead")
+        path = write_trace(setup.requests, folder / "trace.csv")
+        draw_workload(setup.requests, folder / "workload.png", title.split(" on ", 1)[-1])
+        if not quiet:
+            console = Console()
+            console.print(describe(setup.requests), highlight=False, soft_wrap=True)
+            console.print(f"trace in {path}", highlight=False, soft_wrap=True)
+        return len(setup.requests)
+
+
 def notes(figures: dict[str, Any]) -> list[str]:
     """The run's other figures in a few lines, the ones to be warned about among them."""
     preemptions, batches = figures["preemptions"], figures["batches"]
     blocking_s = preemptions["blocking_s"]["mean"]
     load = "-" if figures["offered_load"] is None else f"{figures['offered_load']:.2f}"
+    blocking = f" (mean blocking {blocking_s * 1e3:.2f} ms)" if blocking_s is not None else ""
     lines = [
-        f"offered load {load}, utilisation {figures['utilisation']:.1%}, "
-        f"{preemptions['count']} preemptions"
-        + (f" (mean blocking {blocking_s * 1e3:.2f} ms)" if blocking_s is not None else "")
-        + f", {batches['multi']} batches of two or more",
+        f"offered load {load}, utilisation {figures['utilisation']:.1%}",
+        f"{preemptions['count']} preemptions{blocking}, {batches['multi']} batches of two or more",
     ]
     warnings = {
         "impossible": "have an SLO under their TTFT on an idle instance",
@@ -53,4 +70,7 @@ def notes(figures: dict[str, Any]) -> list[str]:
         "unfinished": "did not finish",
         "extrapolated": "are longer than the profile was measured for",
     }
+    left_out = {name.replace("_", "-"): count for name, count in figures["left_out"].items() if count}
+    if left_out:
+        lines.append("left out: " + ", ".join(f"{count} requests of the {name}" for name, count in left_out.items()))
     return lines + [f"requests that {text}: {figures[key]}" for key, text in warnings.items() if figures[key]]

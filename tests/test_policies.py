@@ -317,7 +317,6 @@ def test_ties_go_to_running_and_suspended_ones_before_waiting_ones_and_then_to_t
 # ---------------------------------------------------------------- batchings
 
 
-
 @functools.cache
 def everyone(max_jobs: int) -> Policy:
     overrides = [
@@ -533,8 +532,20 @@ def test_of_two_batches_suspended_for_too_long_the_one_that_reached_the_limit_fi
     # for 20 s and more: 0 since 30, 1 since 36. Without the limit 1 would be next.
     requests = workload((0.0, 100, 1000.0), (1.0, 60, 300.0), (12.0, 50, 100.0))
     result = checked(requests, shipped("no_batching", "max_suspend_s=20"), SECOND)
-    assert ran(result) == [([0], 0.0, 10.0), ([1], 10.0, 16.0), ([2], 16.0, 66.0), ([0], 66.0, 156.0), ([1], 156.0, 210.0)]
-    assert [members for members, *_ in ran(checked(requests, shipped("no_batching"), SECOND))] == [[0], [1], [2], [1], [0]]
+    assert ran(result) == [
+        ([0], 0.0, 10.0),
+        ([1], 10.0, 16.0),
+        ([2], 16.0, 66.0),
+        ([0], 66.0, 156.0),
+        ([1], 156.0, 210.0),
+    ]
+    assert [members for members, *_ in ran(checked(requests, shipped("no_batching"), SECOND))] == [
+        [0],
+        [1],
+        [2],
+        [1],
+        [0],
+    ]
 
 
 def test_a_long_file_starves_under_steady_urgent_load_unless_its_suspension_is_bounded():
@@ -547,7 +558,9 @@ def test_a_long_file_starves_under_steady_urgent_load_unless_its_suspension_is_b
     assert starved.suspended_s > 8.0
     assert not starved.met_slo
     bounded = checked(requests, shipped("flowprefill", "max_suspend_s=2"), latency).requests.iloc[0]
-    longest_s = max(np.diff(latency.bound(pass_tokens=8192, stops=shipped("flowprefill").stops).whole(200).passes[0].ends_s))
+    longest_s = max(
+        np.diff(latency.bound(pass_tokens=8192, stops=shipped("flowprefill").stops).whole(200).passes[0].ends_s)
+    )
     assert 2.0 <= bounded.suspended_s <= 2.0 + gap_s + longest_s + 1e-6
     assert bounded.met_slo
 
@@ -592,7 +605,9 @@ def test_output_lengths_never_change_a_prefill_schedule(name):
 @pytest.mark.parametrize("name", [name for name in SHIPPED if name != "polling"])
 def test_without_contention_or_overheads_all_policies_agree(name):
     rng = random.Random(7)
-    rows = [(3.0 * place + rng.random(), rng.randint(1, 2000), rng.choice([0.01, 1.0, math.inf])) for place in range(25)]
+    rows = [
+        (3.0 * place + rng.random(), rng.randint(1, 2000), rng.choice([0.01, 1.0, math.inf])) for place in range(25)
+    ]
     result = checked(workload(*rows), shipped(name), MS)
     assert result.requests.ttft_s.to_numpy() == pytest.approx([tokens * 0.001 for _, tokens, _ in rows])
 

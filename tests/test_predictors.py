@@ -159,9 +159,7 @@ def test_noise_changes_neither_the_workload_nor_the_jitter():
 
 def test_noise_changes_what_a_policy_does_that_relies_on_predictions():
     overrides = ["policy=shortest", "workload.num_requests=200", "workload.rate_rps=12"]
-    exact, noisy = (
-        build(compose([*overrides, f"predictor={name}"])).run() for name in ("exact", "noisy")
-    )
+    exact, noisy = (build(compose([*overrides, f"predictor={name}"])).run() for name in ("exact", "noisy"))
     assert noisy.requests.arrival_s.equals(exact.requests.arrival_s)
     assert not noisy.requests.start_s.equals(exact.requests.start_s)
 

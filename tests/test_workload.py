@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowsim.workload import mixed, uniform
-from flowsim.workload.arrivals import poisson
+from flowsim.workload.arrivals import arrival_times
 from flowsim.workload.lengths import QuantileTable, load_quantiles
 from flowsim.workload.slo import ClassSLO, class_slos
 
@@ -48,7 +48,7 @@ def uniform_workload(**changes):
 
 
 def test_poisson_arrivals_start_at_zero_and_never_step_back():
-    arrival_s = poisson(np.random.default_rng(0), 3.0, 1000)
+    arrival_s = arrival_times("poisson", np.random.default_rng(0), 3.0, 1000)
     assert arrival_s[0] == 0.0
     assert (np.diff(arrival_s) >= 0).all()
 
@@ -60,20 +60,20 @@ def test_the_mean_rate_of_ten_thousand_requests_is_within_two_percent_of_the_rat
 
 
 def test_gaps_have_the_coefficient_of_variation_of_a_poisson_process():
-    gaps_s = np.diff(poisson(np.random.default_rng(4), 6.0, 20_000))
+    gaps_s = np.diff(arrival_times("poisson", np.random.default_rng(4), 6.0, 20_000))
     assert gaps_s.std() / gaps_s.mean() == pytest.approx(1.0, abs=0.04)
 
 
 @pytest.mark.parametrize("rate_rps", [0.0, -1.0, math.nan, math.inf, 5e-324])
 def test_a_rate_that_is_no_positive_finite_number_is_refused(rate_rps):
     with pytest.raises(ValueError, match="rate_rps is"):
-        poisson(np.random.default_rng(0), rate_rps, 10)
+        arrival_times("poisson", np.random.default_rng(0), rate_rps, 10)
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.5, True])
 def test_a_number_of_arrivals_that_is_no_positive_integer_is_refused(n):
     with pytest.raises(ValueError, match="integer of at least 1"):
-        poisson(np.random.default_rng(0), 1.0, n)
+        arrival_times("poisson", np.random.default_rng(0), 1.0, n)
 
 
 # ---------------------------------------------------------------- mixed

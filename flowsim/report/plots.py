@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowsim.core import Request
 from flowsim.metrics import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Plots", "ttft_cdf"]
+__all__ = ["Plots", "draw_workload", "ttft_cdf", "workload_figure"]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # Okabe-Ito: colour-blind safe
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # told apart in grey as well
@@ -69,4 +71,36 @@ def ttft_cdf(result: Result, title: str = "") -> Figure:
     axes.set(xscale="log", xlabel="TTFT [s]", ylabel="share of requests", ylim=(0, 1.02), title=title)
     axes.plot([], [], "o", color="white", markeredgecolor="black", markersize=5, label="TTFT SLO")
     figure.legend(loc="outside right center", fontsize=8)
+    return figure
+
+
+def draw_workload(requests: Sequence[Request], path: Path, title: str) -> None:
+    """Writes `workload_figure` to a file."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(STYLE):
+        workload_figure(requests, title).savefig(path, dpi=150)
+
+
+def workload_figure(requests: Sequence[Request], title: str = "") -> Figure:
+    """The arrival rate over time, in about sixty steps, beside a histogram of prompt lengths by class."""
+    from matplotlib.figure import Figure
+
+    arrival_s = np.array([request.arrival_s for request in requests])
+    prompts = np.array([request.prompt_tokens for request in requests])
+    classes = np.array([request.slo_class for request in requests], dtype=object)
+    figure = Figure(figsize=(7.2, 2.8), layout="constrained")
+    rate_axes, length_axes = figure.subplots(1, 2)
+    edges_s = np.linspace(0.0, max(float(arrival_s[-1]), 1e-9), min(60, max(2, len(requests) // 20)) + 1)
+    counts, _ = np.histogram(arrival_s, edges_s)
+    rate_axes.stairs(counts / np.diff(edges_s), edges_s, color=COLOURS[0], linewidth=1.4)
+    rate_axes.set(xlabel="time [s]", ylabel="arrivals [requests/s]", ylim=(0, None), title=title)
+    low, high = np.log10([max(1, prompts.min()), prompts.max() + 1])
+    edges = np.logspace(low, high, 41)
+    for place, name in enumerate(sorted(set(classes.tolist()))):
+        counts, _ = np.histogram(prompts[classes == name], edges)
+        style = {"color": COLOURS[place % len(COLOURS)], "linestyle": LINES[place % len(LINES)]}
+        length_axes.stairs(counts, edges, linewidth=1.4, label=name, **style)
+    length_axes.set(xscale="log", xlabel="prompt [tokens]", ylabel="requests")
+    length_axes.legend(fontsize=8)
     return figure

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import perf_counter
 from types import TracebackType
 
+import numpy as np
+import numpy.typing as npt
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
@@ -17,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from flowsim.log import Columns
 from flowsim.metrics import Result
 
 __all__ = ["RunProgress", "class_table"]
@@ -60,7 +64,8 @@ class RunProgress:
 def class_table(result: Result, title: str) -> Table:
     """Attainment and TTFT by class, all requests last."""
     figures = result.summary()
-    requests = result.tables["requests"]
+    everyone = result.tables["requests"]
+    requests = {name: cells[everyone["measured"]] for name, cells in everyone.items()}
     table = Table(
         title=title,
         title_justify="left",
@@ -74,30 +79,28 @@ def class_table(result: Result, title: str) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for name, ttft_s in figures["ttft_s_by_class"].items():
         rows = requests["slo_class"] == name
-        slos_s = sorted(set(requests["ttft_slo_s"][rows].tolist()))
-        slo = (
-            "none" if slos_s == [float("inf")] else " to ".join(f"{slo_s:g}" for slo_s in {slos_s[0]: 0, slos_s[-1]: 0})
-        )
-        paused = int((requests["suspended_s"][rows] > 0.0).sum())
-        attained = _share(figures["attainment_by_class"][name])
-        table.add_row(name, str(int(rows.sum())), slo, attained, *map(_seconds, ttft_s.values()), str(paused))
+        attained = figures["attainment_by_class"][name]
+        table.add_row(name, *_cells(requests, rows, _slos(requests["ttft_slo_s"][rows]), attained, ttft_s))
     table.add_section()
-    paused = int((requests["suspended_s"] > 0.0).sum())
-    attained = _share(figures["attainment"])
-    table.add_row(
-        "all",
-        str(figures["requests"]),
-        "",
-        attained,
-        *map(_seconds, figures["ttft_s"].values()),
-        str(paused),
-    )
+    every = np.ones(len(requests["id"]), dtype=bool)
+    table.add_row("all", *_cells(requests, every, "", figures["attainment"], figures["ttft_s"]))
     return table
 
 
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.2%}"
+def _cells(
+    requests: Columns, rows: npt.NDArray[np.bool_], slo: str, attained: float | None, ttft_s: Mapping[str, float | None]
+) -> list[str]:
+    """A row of the table behind its name."""
+    paused = int((requests["suspended_s"][rows] > 0.0).sum())
+    share = "-" if attained is None else f"{attained:.2%}"
+    times_s = ["-" if seconds is None else f"{seconds:.3f}" for seconds in ttft_s.values()]
+    return [str(int(rows.sum())), slo, share, *times_s, str(paused)]
 
 
-def _seconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.3f}"
+def _slos(slos_s: npt.NDArray[np.float64]) -> str:
+    """The SLO of a class, or the range of its requests' SLOs."""
+    finite_s = sorted(set(slos_s[np.isfinite(slos_s)].tolist()))
+    if not finite_s:
+        return "none"
+    ends_s = finite_s[:1] if len(finite_s) == 1 else [finite_s[0], finite_s[-1]]
+    return "-".join(f"{slo_s:.3g}" for slo_s in ends_s)

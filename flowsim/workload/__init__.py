@@ -3,7 +3,27 @@
 Nothing here may know policies, latencies or the simulator.
 """
 
-from flowsim.workload.synthetic import mixed, uniform
+from flowsim.workload.closed_loop import ClosedLoop, closed_loop
+from flowsim.workload.define import workload
+from flowsim.workload.export import describe, write_trace
+from flowsim.workload.rows import Rows
+from flowsim.workload.sessions import sessions
+from flowsim.workload.synthetic import lognormal, mixed, quantiles, uniform
 from flowsim.workload.trace import load_trace, read_trace, trace
 
-__all__ = ["load_trace", "mixed", "read_trace", "trace", "uniform"]
+__all__ = [
+    "ClosedLoop",
+    "Rows",
+    "closed_loop",
+    "describe",
+    "load_trace",
+    "lognormal",
+    "mixed",
+    "quantiles",
+    "read_trace",
+    "sessions",
+    "trace",
+    "uniform",
+    "workload",
+    "write_trace",
+]

@@ -89,18 +89,21 @@ class QuantileTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthClass:
-    """One class of a table file: its share of the requests, the measured requests behind it, its prompts."""
+    """One class of a table file: its share of the requests, the measured requests behind it, its prompts and, where
+    the source has them, its outputs."""
 
     share: float
     points: int
     prompt_tokens: QuantileTable
+    output_tokens: QuantileTable | None = None
 
 
 def load_quantiles(path_or_name: str | Path) -> dict[str, LengthClass]:
     """The classes of a quantile file, in the file's order.
 
     `path_or_name` is the name of a shipped table (`qwentrace`) or the path of a YAML file of the same form:
-    `classes: {CLASS: {share, points, quantiles: [[level, tokens], ...]}}`, shares summing to 1.
+    `classes: {CLASS: {share, points, quantiles: [[level, tokens], ...]}}`, shares summing to 1; a class may have
+    `output_quantiles` of the same form.
 
     Raises:
         ValueError: no such table or file, or a content that breaks these rules, naming file and class.
@@ -141,19 +144,25 @@ def _length_class(where: str, entry: Any) -> LengthClass:
         raise ValueError(f"{where}: share is {share!r}; it must be a number within 0..1")
     if not isinstance(points, int) or isinstance(points, bool) or points < 1:
         raise ValueError(f"{where}: points is {points!r}; it must be an integer of at least 1")
+    outputs = entry.get("output_quantiles")
+    return LengthClass(
+        share=float(share),
+        points=points,
+        prompt_tokens=_table(where, pairs),
+        output_tokens=None if outputs is None else _table(f"{where}: output_quantiles", outputs),
+    )
+
+
+def _table(where: str, pairs: Any) -> QuantileTable:
     if not isinstance(pairs, list):
         raise ValueError(f"{where}: quantiles is {pairs!r:.60}; it must be a list of [level, tokens] pairs")
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2 or not all(map(_is_number, pair)):
             raise ValueError(f"{where}: quantile {pair!r:.60}; it must be a pair of numbers [level, tokens]")
-    return LengthClass(
-        share=float(share),
-        points=points,
-        prompt_tokens=QuantileTable(
-            levels=tuple(float(level) for level, _ in pairs),
-            tokens=tuple(float(tokens) for _, tokens in pairs),
-            name=where,
-        ),
+    return QuantileTable(
+        levels=tuple(float(level) for level, _ in pairs),
+        tokens=tuple(float(tokens) for _, tokens in pairs),
+        name=where,
     )
 
 

@@ -27,7 +27,8 @@ class Rows:
     """Columns of one length, a row per request. Seconds are float64 and tokens int64.
 
     An SLO or `abandon_s` of `inf` means none. `prefix_hashes` is None where no row has any; a row's ids name its
-    prompt's leading blocks of `block_tokens` tokens, equal ids being equal content behind equal prefixes.
+    prompt's leading blocks, equal ids being equal content behind equal prefixes. `has_slos` is whether the SLO
+    columns were given, or are only a default of none.
     """
 
     arrival_s: NDArray[np.float64]
@@ -38,6 +39,7 @@ class Rows:
     abandon_s: NDArray[np.float64]
     slo_class: list[str]
     prefix_hashes: list[tuple[int, ...]] | None = None
+    has_slos: bool = False
 
     @staticmethod
     def of(arrival_s: NDArray[np.float64], prompt_tokens: NDArray[np.int64], **columns: Any) -> Rows:
@@ -69,6 +71,7 @@ class Rows:
             abandon_s=self.abandon_s[rows],
             slo_class=[self.slo_class[place] for place in places],
             prefix_hashes=None if hashes is None else [hashes[place] for place in places],
+            has_slos=self.has_slos,
         )
 
     def requests(self) -> list[Request]:
