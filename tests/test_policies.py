@@ -23,6 +23,7 @@ SHIPPED = sorted(path.stem for path in (CONF / "policy").glob("*.yaml"))
 SECOND = toy_latency(1.0)
 MS = toy_latency(0.001)
 EXACT = toy_latency(10.0)  # a token takes 10 s: every time below is a whole number, so ties are ties
+SLO_AWARE = ("block_sedf", "edf", "flowprefill", "layer_sedf", "pass_sedf", "polling", "request_sedf")
 ONE_BY_ONE = {"block_tokens": 1}
 
 
@@ -201,10 +202,10 @@ def test_the_answer_at_the_stop_is_what_runs():
 
 def test_polling_looks_at_arrivals_at_multiples_of_10_ms_and_decides_at_completions_at_once():
     # Request 0 comes at 3 ms and starts at 10; its operators take 99 ms: stops at 109, 208, 307, 406 and 505.
-    # Request 1 comes at 403, is seen at 410, too late for the stop at 406. At 555, no multiple, 0 goes on at once.
-    result = checked(workload((0.003, 990, 50.0), (0.403, 50, 0.5)), shipped("polling"), MS)
-    assert ran(result) == [([0], 0.01, 0.505), ([1], 0.505, 0.555), ([0], 0.555, 1.05)]
-    assert flags(result) == [(0.41, 0.505, 0, 1, True)]
+    # Request 1 comes at 303, is seen at 310, too late for the stop at 307. At 456, no multiple, 0 goes on at once.
+    result = checked(workload((0.003, 990, 50.0), (0.303, 50, 0.5)), shipped("polling"), MS)
+    assert ran(result) == [([0], 0.01, 0.406), ([1], 0.406, 0.456), ([0], 0.456, 1.05)]
+    assert flags(result) == [(0.31, 0.406, 0, 1, True)]
 
 
 def test_polling_batches_what_came_since_the_last_poll():
@@ -364,11 +365,12 @@ def test_slo_aware_skips_what_is_too_large_and_walks_on():
     ]
 
 
-def test_slo_aware_ends_at_the_first_that_endangers_the_head():
+@pytest.mark.parametrize("name", SLO_AWARE)
+def test_slo_aware_ends_at_the_first_that_endangers_the_head(name):
     # At 10 request 1 (due 31) has 21 s left, and must keep 3. With 2 it would need 19: stop, although with 3 it
     # would need only 10. At 18 request 2 (due 40) has 22 s left, must keep 3.9, and needs 13 with 3.
     requests = workload((0.0, 10, 15.0), (1.0, 8, 30.0), (1.0, 11, 39.0), (1.0, 2, 49.0))
-    result = checked(requests, shipped("request_sedf"), SECOND)
+    result = checked(requests, shipped(name), SECOND)
     assert ran(result) == [([0], 0.0, 10.0), ([1], 10.0, 18.0), ([2, 3], 18.0, 31.0)]
 
 
@@ -397,14 +399,14 @@ def test_slo_aware_looks_at_so_many_waiting_jobs_behind_the_head_taken_or_not(lo
     assert ran(checked(requests, policy, SECOND))[1][0] == batch
 
 
-@pytest.mark.parametrize(("overrides", "members"), [((), 65), (("batching.lookahead=inf",), 71)])
-def test_slo_aware_looks_64_jobs_ahead_and_to_the_letter_of_the_spec_at_all(overrides, members):
+@pytest.mark.parametrize("name", SLO_AWARE)
+def test_slo_aware_looks_64_jobs_ahead_and_to_the_letter_of_the_spec_at_all(name):
     requests = workload((0.0, 10, 50.0), *[(1.0, 1, 1e4)] * 71)
-    result = checked(requests, shipped("flowprefill", *overrides), SECOND)
-    assert len(ran(result)[1][0]) == members
+    assert [len(members) for members, *_ in ran(checked(requests, shipped(name), SECOND))] == [1, 65, 6]
+    assert len(ran(checked(requests, shipped(name, "batching.lookahead=inf"), SECOND))[1][0]) == 71
 
 
-@pytest.mark.parametrize("name", ["block_sedf", "edf", "flowprefill", "layer_sedf", "pass_sedf", "request_sedf"])
+@pytest.mark.parametrize("name", SLO_AWARE)
 def test_a_batch_has_at_most_2048_tokens(name):
     # At 10 ms: 1000 and 1048 fill it; 1 more token is one too many.
     requests = workload((0.0, 10, 50.0), *[(0.001, n, 100.0 + place) for place, n in enumerate((1000, 1048, 1))])
@@ -463,7 +465,7 @@ def test_hopeless_requests_may_be_refused_on_arrival_and_count_as_missed():
     assert (result.summary()["rejected"], result.summary()["attainment"]) == (1, 0.5)
 
 
-def at_most_20_tokens(view: View, job: Job) -> bool:
+def at_most_20_tokens(_view: View, job: Job) -> bool:
     """An admission of a user's own."""
     return job.prompt_tokens <= 20
 
@@ -525,6 +527,15 @@ def test_a_batch_suspended_for_max_suspend_s_runs_first_at_the_next_decision_and
     assert result.requests.suspended_s[0] == pytest.approx(26.0)
     starved = checked(requests, shipped("no_batching"), SECOND)  # it waits for all twelve
     assert [row[1:] for row in ran(starved) if row[0] == [0]] == [(0.0, 10.0), (130.0, 220.0)]
+
+
+def test_max_suspend_s_counts_all_pauses_of_a_batch_together():
+    # Pauses from 10 to 20 and from 30 on: its 22 s are over at 42, the next decision is the arrival at 45.5, and
+    # the urgent one that runs pauses at 46.
+    requests = workload((0.0, 100, 1e4), *[(at, 10, 50.0) for at in (5.5, 25.5, 35.5, 45.5, 55.5)])
+    result = checked(requests, shipped("no_batching", "max_suspend_s=22"), SECOND)
+    assert [row[1:] for row in ran(result) if row[0] == [0]] == [(0.0, 10.0), (20.0, 30.0), (46.0, 126.0)]
+    assert result.requests.suspended_s[0] == pytest.approx(26.0)
 
 
 def test_of_two_batches_suspended_for_too_long_the_one_that_reached_the_limit_first_runs_first():

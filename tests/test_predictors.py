@@ -15,6 +15,7 @@ from flowsim import (
     Batch,
     ComposedPolicy,
     LatencyModel,
+    Part,
     PrefillOnly,
     SLOAware,
     Stops,
@@ -31,6 +32,7 @@ from flowsim.predictor import GRID_TOKENS, Noisy, Poly3
 
 A100 = LatencyModel(load_profile("llama3-8b", "a100")).bound(pass_tokens=8192, stops=Stops.OPERATOR)
 OVERHEADS = {"pass_s": 0.5, "request_s": 0.25}
+FCFS = ComposedPolicy("arrival", Alone(), "operator")
 BASES = {"exact": Exact, "poly3": Poly3}
 
 
@@ -44,7 +46,7 @@ def poly3() -> Poly3:
 
 @pytest.mark.parametrize("tokens", [1, 16, 200, 2048, 8192, 8193, 20_480, 50_000])
 def test_exact_is_the_ttft_of_a_prompt_run_alone(tokens):
-    result = simulate(workload((0.0, tokens)), policy=ComposedPolicy("arrival", Alone(), "operator"), latency=A100)
+    result = simulate(workload((0.0, tokens)), policy=FCFS, latency=A100)
     check_result(result, A100)
     assert Exact(A100).alone_s(tokens) == pytest.approx(result.requests.ttft_s[0], rel=1e-12)
 
@@ -59,9 +61,11 @@ def test_exact_knows_batches_and_cached_tokens():
 # ---------------------------------------------------------------- poly3
 
 
-def test_poly3_is_off_by_less_than_10_percent_from_64_tokens_on(poly3, record_property):
-    grid = [tokens for tokens in GRID_TOKENS if tokens >= 64]
-    for lengths in (grid, range(64, 20_481, 8)):
+def test_poly3_is_off_by_less_than_10_percent_at_any_length_of_the_grid_and_2_percent_on_average(
+    poly3, record_property
+):
+    # relative weights: without them it is off by 15 % at 16 tokens
+    for lengths in (GRID_TOKENS, range(64, 20_481, 8)):
         isolated_s = np.array([A100.isolated_s(tokens) for tokens in lengths])
         errors = np.abs(np.array([poly3.alone_s(tokens) for tokens in lengths]) / isolated_s - 1.0)
         worst = f"{100 * errors.max():.2f} % at {lengths[int(errors.argmax())]} tokens"
@@ -76,13 +80,17 @@ def test_poly3_never_falls_and_stays_above_zero(poly3):
     assert predicted_s[0] > 0.0
 
 
-def test_poly3_never_falls_and_has_a_floor_where_the_fit_dips_below_zero():
-    # hardware that is all attention: n * n / 1e4 s, and next to nothing for a few tokens
-    dips = Poly3(toy_latency(1e-9, quadratic_s=5e-5))
-    predicted_s = np.array([dips.alone_s(tokens) for tokens in range(1, 25_000)])
-    assert (np.diff(predicted_s) >= 0.0).all()
-    assert predicted_s[0] >= 1e-4
-    assert dips.alone_s(2048) == pytest.approx(A := toy_latency(1e-9, quadratic_s=5e-5).isolated_s(2048), rel=0.05), A
+def test_poly3_has_a_floor_of_a_tenth_of_a_millisecond():
+    # attention only: n * n us in all, so that 10 tokens and more are above the floor
+    predicted = Poly3(toy_latency(1e-9, quadratic_s=5e-7))
+    assert [predicted.alone_s(tokens) for tokens in (1, 5, 9)] == [1e-4] * 3
+    assert predicted.alone_s(100) == pytest.approx(0.01, rel=0.01)
+
+
+def test_poly3_never_falls_where_its_polynomial_does():
+    # 10 s a pass and nothing else: steps at 8192 and 16384 tokens, between which the polynomial falls
+    predicted = Poly3(toy_latency(1e-9, pass_s=10.0))
+    assert (np.diff([predicted.alone_s(tokens) for tokens in range(1, 21_000)]) >= 0.0).all()
 
 
 def test_poly3_adds_a_chunk_and_10_ms_for_each_8192_tokens_beyond_20480(poly3):
@@ -202,12 +210,15 @@ def watch(
     requests: list, policy: ComposedPolicy, predictor: Callable[[LatencyModel], Predictor], latency: LatencyModel
 ) -> Watched:
     watched = Watched(policy)
-    result = simulate(requests, policy=watched, latency=latency, predictor=predictor, cluster=PrefillOnly())
+    result = simulate(
+        requests, policy=watched, latency=latency, predictor=predictor, cluster=PrefillOnly(pass_tokens=10**6)
+    )
     check_result(result, latency)
     return watched
 
 
-# With a second a token and `OVERHEADS` a prompt of 100 tokens takes 0.5 + 100 + 0.25 s. poly3 is exact on lines.
+# With a second a token and `OVERHEADS` a prompt of 100 tokens takes 0.5 + 100 + 0.25 s. All prompts run in one pass,
+# so that time is a line in tokens, on which poly3 is exact.
 # `HALF_MORE` believes in 1.5 times as much: 151.125 s.
 HALF_MORE = partial(Noisy, bias=0.5, sigma=0.0)
 BELIEFS = pytest.mark.parametrize(
@@ -222,9 +233,6 @@ def test_left_s_of_a_job_that_has_not_started_is_its_prediction(predictor, times
     watched = watch(workload((0.0, 100), (10.0, 7)), FCFS, predictor, toy_latency(**OVERHEADS))
     assert watched.left_s(0.0, "waiting", 0) == pytest.approx(times * 100.75)
     assert watched.left_s(10.0, "waiting", 1) == pytest.approx(times * 7.75)
-
-
-FCFS = ComposedPolicy("arrival", Alone(), "operator")
 
 
 @BELIEFS
@@ -271,7 +279,7 @@ def test_now_plus_left_of_an_undisturbed_running_one_is_its_first_token_under_ex
     isolated_s = A100.isolated_s(tokens)
     probes = [(isolated_s * share, 5) for share in (0.1, 0.33, 0.5, 0.9) if isolated_s * share < isolated_s - 0.005]
     requests = workload((0.0, tokens), *probes)
-    watched = Watched(ComposedPolicy("arrival", Alone(), "operator"))
+    watched = Watched(FCFS)
     result = simulate(requests, policy=watched, latency=A100)
     check_result(result, A100)
     for at_s, _ in probes:
@@ -281,19 +289,12 @@ def test_now_plus_left_of_an_undisturbed_running_one_is_its_first_token_under_ex
 
 
 def test_cost_s_of_parts_is_the_prediction_of_the_batch():
-    costs = []
+    costs_s = []
 
-    class Asks(Watched):
-        def select(self, view: View) -> Batch | None:
-            jobs: list[Job] = list(view.waiting)
-            costs.append(view.cost_s([(_part(job)) for job in jobs]) if jobs else 0.0)
-            return super().select(view)
+    def cost_first(view: View, job: Job) -> bool:
+        costs_s.append(view.cost_s([Part(one, one.left_tokens) for one in [*view.waiting, job]]))
+        return True
 
-    def _part(job: Job):
-        from flowsim import Part
-
-        return Part(job, job.left_tokens)
-
-    requests = workload((0.0, 10), (0.0, 30))
-    simulate(requests, policy=Asks(FCFS), latency=toy_latency(**OVERHEADS), predictor=HALF_MORE)
-    assert costs[0] == pytest.approx(1.5 * 40.75)
+    policy = ComposedPolicy("arrival", Alone(), "operator", admit=cost_first)
+    simulate(workload((0.0, 10), (0.0, 30)), policy=policy, latency=toy_latency(**OVERHEADS), predictor=HALF_MORE)
+    assert costs_s == pytest.approx([1.5 * 10.75, 1.5 * 40.75])

@@ -136,7 +136,7 @@ def test_edf_meets_all_deadlines_if_any_schedule_does_and_is_never_later_than_it
 
 
 def overload(count: int) -> tuple[float, float, float, int]:
-    """Events and decisions a request, orders evaluated a decision, and the longest queue, at twice what one instance can do."""
+    """Events and decisions a request, orders evaluated a decision, and the longest queue, under far too much work."""
     evaluated = 0
 
     @indexed(flips_s=slack_edf.flips_s)
