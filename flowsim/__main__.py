@@ -33,14 +33,23 @@ seed, hydra.run.dir=DIR (where the results go), quiet=true.
 
 
 def main() -> None:
-    """Runs the command; exits with 0, 1 (no request finished), 2 (a mistake in what was asked) or 130 (Ctrl-C)."""
+    """Runs the command; exits with 0, 1 (no request finished), 2 (a mistake), 130 (Ctrl-C)."""
     arguments = sys.argv[1:]
-    if {"--help", "-h"} & set(arguments):
-        print(_help())
-        return
-    wants_traceback = os.environ.setdefault("HYDRA_FULL_ERROR", "0") == "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the complaint is worded here
-    sys.exit(_run(arguments, wants_traceback))
+    try:
+        if {"--help", "-h"} & set(arguments):
+            print(_help(), flush=True)
+            return
+        wants_traceback = os.environ.setdefault("HYDRA_FULL_ERROR", "0") == "1"
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the complaint is worded here
+        code = _run(arguments, wants_traceback)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:  # whoever read our output has left; nothing more can be said there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    sys.exit(code)
 
 
 def _run(arguments: list[str], wants_traceback: bool) -> int:
@@ -59,9 +68,8 @@ def _run(arguments: list[str], wants_traceback: bool) -> int:
     logging.getLogger("flowsim").setLevel(logging.INFO)
     try:
         command(lambda config: finished.append(_job(config)))()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    except BrokenPipeError:
+        raise
     except (HydraException, OmegaConfBaseException, PolicyError, ValueError, OSError) as error:
         if wants_traceback:
             raise

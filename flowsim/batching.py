@@ -42,7 +42,7 @@ class TokenBudget:
     chunk: int | None = None
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or (self.chunk is not None and self.chunk < 1):
+        if not isinstance(self.tokens, int) or self.tokens < 1 or (self.chunk is not None and self.chunk < 1):
             raise ValueError(f"TokenBudget(tokens={self.tokens}, chunk={self.chunk}): both must be at least 1")
 
     def form(self, head: Job, view: View, order: Order) -> Batch | None:
@@ -82,10 +82,15 @@ class SLOAware:
     lookahead: float = 64
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or not 0.0 <= self.reserve <= 1.0 or not self.lookahead >= 0:
+        if (
+            not isinstance(self.tokens, int)
+            or self.tokens < 1
+            or not 0.0 <= self.reserve <= 1.0
+            or not self.lookahead >= 0
+        ):
             raise ValueError(
                 f"SLOAware(tokens={self.tokens}, reserve={self.reserve}, lookahead={self.lookahead}): "
-                "tokens must be at least 1, reserve within 0..1, lookahead at least 0 (inf for all)"
+                "tokens must be a whole number of at least 1, reserve within 0..1, lookahead at least 0 (inf for all)"
             )
 
     def form(self, head: Job, view: View, order: Order) -> Batch | None:

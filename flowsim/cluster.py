@@ -14,6 +14,9 @@ from flowsim.instance import Instance
 __all__ = ["Arrivals", "PrefillOnly", "RoundRobin", "Router", "Source", "SourceArrivals"]
 
 
+MOST_INSTANCES = 10_000
+
+
 class Router(Protocol):
     """Which instance takes a request."""
 
@@ -58,6 +61,8 @@ class PrefillOnly:
             value = getattr(self, name)
             if (value is not None or name != "kv_blocks") and not (isinstance(value, int) and value >= 1):
                 raise ValueError(f"cluster.{name} is {value!r}; it must be a whole number, at least 1")
+        if self.instances > MOST_INSTANCES:
+            raise ValueError(f"cluster.instances is {self.instances}; at most {MOST_INSTANCES} are simulated at once")
         if not 0.0 < self.gpu_memory_fraction <= 1.0:
             raise ValueError(f"cluster.gpu_memory_fraction is {self.gpu_memory_fraction}; it must be within 0..1")
         if not 0.0 <= self.jitter_sigma <= 1.0:

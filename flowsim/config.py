@@ -213,7 +213,9 @@ def _parameters(target: Callable[..., Any]) -> tuple[list[str], dict[str, Any], 
 def _check_type(value: Any, annotation: Any, key: str) -> None:
     """Raises where a plain number, switch or text is asked for and something else was given."""
     allowed = set(get_args(annotation)) or {annotation}
-    if value is None or not allowed <= {int, float, bool, str, Path, type(None)}:
+    if not allowed <= {int, float, bool, str, Path, type(None)}:
+        return
+    if value is None and type(None) in allowed:
         return
     if float in allowed:
         allowed |= {int}
@@ -238,6 +240,11 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | Path |
     found = re.search(r"Could not override '([^']+)'", text)
     if isinstance(error, ConfigCompositionException) and found:
         return _unknown_key(found.group(1), overrides, config_dir)
+    if isinstance(error, OverrideParseException):
+        quoted = "quote it, as in 'workload.path=\"a b.csv\"', if it holds blanks, brackets, commas or other letters"
+        return f"cannot read the override {error.override!r}: KEY=VALUE is expected; a value needs {quoted}".replace(
+            "a value needs quote it", "a value: quote it"
+        )
     if isinstance(error, OmegaConfBaseException):
         text = str(error.msg).split("\n")[0]
     return text

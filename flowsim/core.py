@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -62,16 +63,24 @@ class Request:
     def __post_init__(self) -> None:
         if not 0.0 <= self.arrival_s < math.inf:
             raise ValueError(f"request {self.id}: arrival_s is {self.arrival_s}; it must be finite and >= 0")
-        if self.prompt_tokens < 1 or self.output_tokens < 1:
+        if not (_is_count(self.prompt_tokens) and _is_count(self.output_tokens)):
             raise ValueError(
                 f"request {self.id}: prompt_tokens is {self.prompt_tokens} and output_tokens "
-                f"{self.output_tokens}; both must be at least 1"
+                f"{self.output_tokens}; both must be whole numbers of at least 1"
             )
         if not (self.ttft_slo_s > 0.0 and self.tbt_slo_s > 0.0 and self.abandon_s > 0.0):
             raise ValueError(
                 f"request {self.id}: ttft_slo_s is {self.ttft_slo_s}, tbt_slo_s {self.tbt_slo_s} and abandon_s "
                 f"{self.abandon_s}; all must be > 0 (inf for none)"
             )
+
+
+def _is_count(number: object) -> bool:
+    """Whether something is a whole number of at least 1; numpy's will do."""
+    try:
+        return operator.index(number) >= 1  # type: ignore[arg-type]
+    except TypeError:
+        return False
 
 
 class Job:
@@ -164,8 +173,11 @@ class Batch:
         return self.parts[0].job
 
     def __post_init__(self) -> None:
+        self.parts = tuple(self.parts)
         if not self.parts:
             raise PolicyError("a batch needs at least one part; answer None to run nothing")
+        if not all(isinstance(part, Part) and isinstance(part.tokens, int) for part in self.parts):
+            raise PolicyError(f"a batch is made of Part(job, tokens) with whole tokens; got {self.parts!r:.80}")
         head = self.head
         self.id, self.arrival_s, self.slo_s, self.deadline_s = head.id, head.arrival_s, head.slo_s, head.deadline_s
         self.tokens = sum(part.tokens for part in self.parts)

@@ -17,7 +17,8 @@ from flowsim.core import Batch, Job, Outcome, Part, PolicyError, Reason, Request
 from flowsim.kv import KVPool
 from flowsim.latency import LatencyModel, Predictor
 from flowsim.log import Ended, Log
-from flowsim.policy import Policy, Polling, View
+from flowsim.names import unknown
+from flowsim.policy import CONSULTS, Policy, Polling, View
 from flowsim.timeline import INSTANT_S, Stop
 from flowsim.view import InstanceView
 
@@ -72,6 +73,10 @@ class Instance:
         self._idles = bool(getattr(policy, "idles", False))
         self._admit: Callable[[View, Job], bool] | None = getattr(policy, "admit", None)
         consult = getattr(policy, "consult", "events")
+        if not isinstance(consult, Polling) and consult not in CONSULTS:
+            raise PolicyError(unknown("consult", consult, CONSULTS, where="of the policy") + ", or a Polling")
+        if self._admit is not None and not callable(self._admit):
+            raise PolicyError(f"policy.admit is {self._admit!r}; it must be a function admit(view, job) -> bool")
         self._period_s = consult.period_s if isinstance(consult, Polling) else None
         self._at_stops = consult == "stops"
         self._deciding = False  # a decision is due later in this instant
@@ -172,6 +177,8 @@ class Instance:
         answer = self.policy.select(view)
         log.scheduler_wall_s += perf_counter() - began_s
         log.decisions += 1
+        if answer is not None and not isinstance(answer, Batch):
+            raise self._error(f"chose {answer!r:.60}, a {type(answer).__name__}", "a Batch, or None")
         return answer
 
     # ---------------------------------------------------------------- one batch on the GPU
@@ -306,10 +313,17 @@ class Instance:
             self.ended(job.request, first_token_s)
         self._log_kv()
 
-    def close(self, now_s: float) -> None:
-        """The clock stops: what has not finished is logged as such, and the running segment as cut."""
+    def close(self, now_s: float, *, drained: bool) -> None:
+        """The run is over: what has not finished is logged as such, and a running segment as cut.
+
+        Raises:
+            PolicyError: nothing more would happen (`drained`), and work is left by a policy that must not idle.
+        """
         view = self.view
         running = view.running
+        if drained and not self._idles and (view.waiting or view.suspended):
+            left = f"{len(view.waiting)} jobs waiting and {len(view.suspended)} batches suspended"
+            raise self._error(f"left {left} for ever", "None only while nothing can run; or set `idles`")
         if running is not None and running.since_s < now_s:
             end_s = min(now_s, running.since_s + running.timeline.total_s - running.done_s)
             self.log.segments.add(

@@ -7,6 +7,7 @@ own, give any class `stops` and `select` (README, "Your own policy").
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -135,19 +136,22 @@ def hopeless(view: View, job: Job) -> bool:
     return view.now_s + view.left_s(job) <= job.deadline_s
 
 
+SHORTEST_PERIOD_S = 1e-6
+
+
 @dataclass(frozen=True, slots=True)
 class Polling:
     """Consult a policy at completions, and while work exists at multiples of a period: arrivals wait for the next.
 
     Raises:
-        ValueError: a period that is not above 0.
+        ValueError: a period below a microsecond.
     """
 
     period_s: float = 0.01
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.period_s < math.inf:
-            raise ValueError(f"Polling(period_s={self.period_s}): the period must be above 0")
+        if not SHORTEST_PERIOD_S <= self.period_s < math.inf:
+            raise ValueError(f"Polling(period_s={self.period_s}): the period must be at least {SHORTEST_PERIOD_S:g} s")
 
 
 class ComposedPolicy:
@@ -181,6 +185,8 @@ class ComposedPolicy:
             raise ValueError(f"policy.max_suspend_s is {max_suspend_s}; it must be at least 0 (inf for no bound)")
         if not isinstance(consult, Polling) and consult not in CONSULTS:
             raise ValueError(unknown("policy.consult", consult, CONSULTS) + ", or flowsim.policy.Polling")
+        if not callable(getattr(batching, "form", None)):
+            raise ValueError(f"policy.batching is {batching!r:.60}; it must be one of flowsim.batching, or have `form`")
         self.order: Order = named(order, ORDERS, "policy.order")
         if max_suspend_s < math.inf:
             self.order = suspended_at_most(max_suspend_s, self.order)
@@ -226,17 +232,24 @@ ADMISSIONS: dict[str, Callable[[View, Job], bool] | None] = {"all": None, "hopel
 
 def named(given: Callable[..., Any] | str, shipped: dict[str, Any], kind: str) -> Any:
     """A function given as itself, by a shipped name, or by the dotted path ``package.module.function``."""
-    if callable(given):
-        return given
-    if given in shipped:
+    if isinstance(given, str) and given in shipped:
         return shipped[given]
-    module, _, name = str(given).rpartition(".")
-    if not module:
-        raise ValueError(unknown(kind, given, shipped) + f"; or the dotted path of your own {kind}")
+    found: Any = given
+    if isinstance(given, str):
+        module, _, name = given.rpartition(".")
+        if not module:
+            raise ValueError(unknown(kind, given, shipped) + f"; or the dotted path of your own {kind}")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"{kind} {given!r} cannot be imported: {error}") from error
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{kind} {given!r} cannot be imported: {error}") from error
+        inspect.signature(found).bind(None, None)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{kind} is {given!r:.60}; it must be a function of two arguments (work or job, and the view)"
+        ) from None
+    return found
 
 
 def _stops(name: str) -> Stops:

@@ -12,16 +12,18 @@ import numpy as np
 import simpy
 
 from flowsim.cluster import Arrivals, PrefillOnly, RoundRobin, Router, Source, SourceArrivals
-from flowsim.core import Request
+from flowsim.core import PolicyError, Request
 from flowsim.instance import Instance
 from flowsim.kv import KVPool, pool_blocks
 from flowsim.latency import Exact, LatencyModel, Predictor
 from flowsim.log import Log
 from flowsim.metrics import Result
 from flowsim.policy import Policy, Polling
+from flowsim.timeline import Stops
 
 __all__ = ["simulate"]
 
+LATEST_S = 1e7  # a float of seconds this large still tells nanoseconds apart
 PROGRESS_EVERY = 512  # requests between two calls of `progress`
 
 
@@ -63,8 +65,10 @@ def simulate(
     """
     cluster = cluster or PrefillOnly()
     router = router or RoundRobin()
+    _check_run(policy, seed, horizon_s, warmup_s, cooldown_s)
     bound = latency.bound(pass_tokens=cluster.pass_tokens, stops=policy.stops)
-    _check_ends(horizon_s, warmup_s, cooldown_s)
+    if not isinstance(requests, Sequence) and not hasattr(requests, "after"):
+        raise ValueError(f"requests is a {type(requests).__name__}; it must be a list of requests, or a source")
     if isinstance(requests, Sequence):
         _check_requests(requests)
         if strict:
@@ -99,9 +103,11 @@ def simulate(
     else:
         count.arrivals = SourceArrivals(env, requests, deliver)
     log.events = _run(env, horizon_s)
-    if horizon_s < math.inf:
-        for instance in instances:
-            instance.close(horizon_s)
+    for instance in instances:
+        instance.close(min(horizon_s, env.now), drained=env.peek() == math.inf)
+    if len(log.requests) != len(count.arrivals.delivered):
+        lost = len(count.arrivals.delivered) - len(log.requests)
+        raise PolicyError(f"{lost} requests were lost: {policy!r} must not change the view that it is given")
     return Result.of(
         count.arrivals.delivered,
         log,
@@ -125,7 +131,11 @@ def _run(env: simpy.Environment, horizon_s: float) -> int:
     return events
 
 
-def _check_ends(horizon_s: float, warmup_s: float, cooldown_s: float) -> None:
+def _check_run(policy: Policy, seed: int, horizon_s: float, warmup_s: float, cooldown_s: float) -> None:
+    if not isinstance(getattr(policy, "stops", None), Stops) or not callable(getattr(policy, "select", None)):
+        raise ValueError(f"{policy!r:.80} is no policy: it needs `stops`, a member of Stops, and `select(view)`")
+    if not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed is {seed!r}; it must be a whole number of at least 0")
     if not horizon_s > 0.0:
         raise ValueError(f"horizon_s is {horizon_s}; it must be above 0 (inf to run to the end)")
     for name, value in (("warmup_s", warmup_s), ("cooldown_s", cooldown_s)):
@@ -157,7 +167,8 @@ class _Count:
 
     def ended(self, request: Request, finish_s: float) -> None:
         self.count += 1
-        if self.progress is not None and self.count % PROGRESS_EVERY == 0:
+        if self.progress is not None and self.count % LATEST_S = 1e7  # a float of seconds this large still tells nanoseconds apart
+PROGRESS_EVERY == 0:
             self.progress(self.count)
         self.arrivals.ended(request, finish_s)
 
@@ -186,6 +197,8 @@ def _check_requests(requests: Sequence[Request]) -> None:
                 "sort the workload by arrival_s"
             )
         before_s = request.arrival_s
+    if before_s > LATEST_S:
+        raise ValueError(f"the last request arrives at {before_s:g} s; at most {LATEST_S:g} s keep times exact to 1 ns")
 
 
 def _check_range(request: Request, latency: LatencyModel) -> None:
