@@ -19,14 +19,14 @@ SOURCES = {
     "azure_code": (
         "code",
         "trace_azure2023_code.csv.gz",
-        "Azure LLM inference trace 2023, code completion (Patel et al., Splitwise, ISCA 2024), Azure/AzurePublicDataset",
+        "Azure LLM inference trace 2023, code completion (Patel et al., ISCA 2024), Azure/AzurePublicDataset",
         "b469a113cedc",
         "CC-BY-4.0",
     ),
     "azure_conv": (
         "conversation",
         "trace_azure2023_conv.csv.gz",
-        "Azure LLM inference trace 2023, conversation (Patel et al., Splitwise, ISCA 2024), Azure/AzurePublicDataset",
+        "Azure LLM inference trace 2023, conversation (Patel et al., ISCA 2024), Azure/AzurePublicDataset",
         "b469a113cedc",
         "CC-BY-4.0",
     ),

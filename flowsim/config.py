@@ -22,6 +22,7 @@ from hydra.errors import (
     HydraException,
     InstantiationException,
     MissingConfigException,
+    OverrideParseException,
 )
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -228,7 +229,10 @@ def _check_type(value: Any, annotation: Any, key: str) -> None:
             Path: "a path",
         }
         kinds = " or ".join(names[kind] for kind in (float, int, bool, str) if kind in allowed)
-        raise ConfigError(f"{key} is {value!r}; it must be {kinds.replace('a number or a whole number', 'a number')}")
+        hint = " (written inf on the command line)" if value == ".inf" else ""
+        raise ConfigError(
+            f"{key} is {value!r}{hint}; it must be {kinds.replace('a number or a whole number', 'a number')}"
+        )
 
 
 def explain(error: Exception, overrides: Sequence[str], config_dir: str | Path | None = None) -> str:
@@ -241,9 +245,9 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | Path |
     if isinstance(error, ConfigCompositionException) and found:
         return _unknown_key(found.group(1), overrides, config_dir)
     if isinstance(error, OverrideParseException):
-        quoted = "quote it, as in 'workload.path=\"a b.csv\"', if it holds blanks, brackets, commas or other letters"
-        return f"cannot read the override {error.override!r}: KEY=VALUE is expected; a value needs {quoted}".replace(
-            "a value needs quote it", "a value: quote it"
+        return (
+            f"cannot read {error.override!r}: KEY=VALUE is expected, and quotes around a value with blanks, brackets, "
+            """commas or letters beyond ASCII, as in 'workload.path="a b.csv"'"""
         )
     if isinstance(error, OmegaConfBaseException):
         text = str(error.msg).split("\n")[0]

@@ -13,7 +13,8 @@ from time import perf_counter
 
 import simpy
 
-from flowsim.core import Batch, Job, Outcome, Part, PolicyError, Reason, Request
+from flowsim.contract import Breach, answer_breach, batch_breach, idle_breach, left_breach
+from flowsim.core import Batch, Job, Outcome, PolicyError, Reason, Request
 from flowsim.kv import KVPool
 from flowsim.latency import LatencyModel, Predictor
 from flowsim.log import Ended, Log
@@ -164,7 +165,7 @@ class Instance:
             if batch is not None:
                 self._start(batch)
             elif not self._idles:
-                self._check_idle()
+                self._must_not(idle_breach(self.view))
         elif self._flagged_for is None and not self._at_stops:  # no second signal while stopping
             answer = self._ask()
             if answer is not running:
@@ -177,8 +178,7 @@ class Instance:
         answer = self.policy.select(view)
         log.scheduler_wall_s += perf_counter() - began_s
         log.decisions += 1
-        if answer is not None and not isinstance(answer, Batch):
-            raise self._error(f"chose {answer!r:.60}, a {type(answer).__name__}", "a Batch, or None")
+        self._must_not(answer_breach(answer))
         return answer
 
     # ---------------------------------------------------------------- one batch on the GPU
@@ -188,7 +188,7 @@ class Instance:
         if batch in self.view.suspended:
             self._resume(batch)
         else:
-            self._check_new(batch)
+            self._must_not(batch_breach(batch, self.view))
             self._begin(batch)
         self.view.running = batch
         self._run_to(batch, self._next_stop(batch) if self._at_stops else batch.timeline.end)
@@ -230,8 +230,7 @@ class Instance:
 
     def _flag(self, running: Batch, answer: Batch | None) -> None:
         """Signals the running batch to stop at its next legal stop."""
-        self._flagged_s = self.env.now
-        self._flagged_for = self._answered(answer).head
+        self._raise_flag(answer)
         stop = self._next_stop(running)
         if self.latency.tp > 1 and stop is not running.timeline.end and self.policy.stops.operators:
             # the first rank to see the flag makes its next checkpoint the common one, where all ranks meet
@@ -239,6 +238,14 @@ class Instance:
             if stop is not running.timeline.end:
                 self._barrier_s = self.latency.barrier_s
         self._run_to(running, stop)
+
+    def _raise_flag(self, answer: Batch | None) -> None:
+        """Notes from when on, and for whom, the running batch is to stop."""
+        if answer is None:
+            self._must_not(idle_breach(self.view))
+            raise AssertionError("an idle answer while a batch runs is a breach")
+        self._flagged_s = self.env.now
+        self._flagged_for = answer.head
 
     def _next_stop(self, batch: Batch) -> Stop:
         """The next legal stop from now on, never the one where the batch resumed."""
@@ -264,12 +271,24 @@ class Instance:
         self.view.now_s = self.env.now
         at_end = stop is batch.timeline.end
         if not at_end and self._flagged_for is None:
-            answer = self._ask()
-            if answer is batch:
-                self._run_to(batch, batch.timeline.next_stop(stop.at_s + 2 * INSTANT_S, self.policy.stops))
-                return
-            self._flagged_s = self.env.now
-            self._flagged_for = self._answered(answer).head
+            if self.env.peek() > self.env.now:
+                self._consult_at(batch, stop)
+            else:
+                _Later(self.env, lambda _: self._consult_at(batch, stop))
+        else:
+            self._stopped(batch, stop, at_end=at_end)
+
+    def _consult_at(self, batch: Batch, stop: Stop) -> None:
+        """Asks the policy at a stop (`consult="stops"`); the batch goes on, or is stopped there and then."""
+        answer = self._ask()
+        if answer is batch:
+            self._run_to(batch, batch.timeline.next_stop(stop.at_s + 2 * INSTANT_S, self.policy.stops))
+            return
+        self._raise_flag(answer)
+        self._stopped(batch, stop, at_end=False)
+
+    def _stopped(self, batch: Batch, stop: Stop, *, at_end: bool) -> None:
+        """The batch leaves the GPU: for good at its end, or suspended at a stop."""
         self.view.running = self._stop = None
         if self._flagged_for is not None:
             self._acknowledge(batch, self._flagged_for, paused=not at_end)
@@ -321,9 +340,8 @@ class Instance:
         """
         view = self.view
         running = view.running
-        if drained and not self._idles and (view.waiting or view.suspended):
-            left = f"{len(view.waiting)} jobs waiting and {len(view.suspended)} batches suspended"
-            raise self._error(f"left {left} for ever", "None only while nothing can run; or set `idles`")
+        if drained and not self._idles:
+            self._must_not(left_breach(view))
         if running is not None and running.since_s < now_s:
             end_s = min(now_s, running.since_s + running.timeline.total_s - running.done_s)
             self.log.segments.add(
@@ -337,53 +355,11 @@ class Instance:
         for job in [*view.waiting, *under_way]:
             self._log_request(job, math.nan, math.nan, Outcome.UNFINISHED)
 
-    # ---------------------------------------------------------------- the contract of select
-
-    def _answered(self, answer: Batch | None) -> Batch:
-        """The answer to "should this stop?", which must name something to run."""
-        if answer is None:
-            raise self._error("chose nothing while a batch runs", "the running batch, a suspended one or a new one")
-        return answer
-
-    def _check_new(self, batch: Batch) -> None:
-        """Raises PolicyError unless a new batch may start now."""
-        waiting, free = self.view.waiting, self.kv.free_blocks
-        if batch.number >= 0:
-            raise self._error(f"chose batch {batch.number}, which has ended", "a suspended batch or a new one")
-        seen = set()
-        for job, new in batch.parts:
-            if job not in waiting or job.id in seen:
-                raise self._error(
-                    f"chose request {job.id}, which does not wait, or twice",
-                    "jobs of view.waiting, once each",
-                )
-            if not 1 <= new <= job.left_tokens:
-                raise self._error(
-                    f"gave request {job.id} {new} tokens",
-                    f"1 to {job.left_tokens}, what is left of its prompt",
-                )
-            seen.add(job.id)
-        if not self.view.fits(batch.parts):
-            needed = self.view.blocks(batch.parts)
-            raise self._error(
-                f"chose a batch needing {needed} KV blocks; {free} are free, {len(self.view.suspended)} suspended",
-                f"batches that fit: ask view.fits(parts) first (at most {self.view.max_batches} batches under way)",
-            )
-
-    def _check_idle(self) -> None:
-        """Raises PolicyError where a policy idles a GPU that it could use."""
-        view = self.view
-        if view.suspended:
-            raise self._error(f"chose nothing while {len(view.suspended)} batches are suspended", "one of them")
-        if view.waiting and all(view.fits([Part(job, job.left_tokens)]) for job in view.waiting):
-            raise self._error(
-                f"chose nothing while {len(view.waiting)} jobs wait that all fit",
-                "one of them; or set `idles`",
-            )
-
-    def _error(self, did: str, allowed: str) -> PolicyError:
-        name = type(self.policy).__name__
-        return PolicyError(f"t={self.env.now:.6f} s, instance {self.index}: {name} {did}. Allowed: {allowed}.")
+    def _must_not(self, breach: Breach | None) -> None:
+        """Raises for a breach of the contract of `select`."""
+        if breach is not None:
+            where = f"t={self.env.now:.6f} s, instance {self.index}: {type(self.policy).__name__}"
+            raise PolicyError(f"{where} {breach.did}. Allowed: {breach.allowed}.")
 
     # ---------------------------------------------------------------- the log
 

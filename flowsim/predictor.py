@@ -38,6 +38,7 @@ class Poly3:
         fit = np.polynomial.Polynomial.fit(grid, isolated_s, deg=3, w=1.0 / isolated_s)
         curve_s = fit(np.arange(GRID_TOKENS[-1] + 1, dtype=np.float64))
         self._curve_s = list(map(float, np.maximum.accumulate(np.maximum(curve_s, FLOOR_S))))
+        self._overhead_s = latency.profile.pass_s + latency.profile.request_s
         self._beyond_s = (self._curve_s[FULL_CHUNK_TOKENS] + FULL_CHUNK_S) / FULL_CHUNK_TOKENS
 
     def alone_s(self, prompt_tokens: int) -> float:
@@ -48,10 +49,11 @@ class Poly3:
         return self._curve_s[last] + (prompt_tokens - last) * self._beyond_s
 
     def batch_s(self, tokens: Tokens) -> float:
-        """The curve at the sum of whole prompts; a part with cached tokens adds what it lengthens its prompt by."""
+        """The curve at the sum of whole prompts (`pass_s` and `request_s` if there is none); a part with cached
+        tokens adds what it lengthens its prompt by."""
         whole = sum(new for new, cached in tokens if not cached)
         rest_s = [self.alone_s(cached + new) - self.alone_s(cached) for new, cached in tokens if cached]
-        return (self.alone_s(whole) if whole else 0.0) + sum(rest_s)
+        return (self.alone_s(whole) if whole else self._overhead_s) + sum(rest_s)
 
 
 class Noisy:

@@ -167,8 +167,7 @@ class _Count:
 
     def ended(self, request: Request, finish_s: float) -> None:
         self.count += 1
-        if self.progress is not None and self.count % LATEST_S = 1e7  # a float of seconds this large still tells nanoseconds apart
-PROGRESS_EVERY == 0:
+        if self.progress is not None and self.count % PROGRESS_EVERY == 0:
             self.progress(self.count)
         self.arrivals.ended(request, finish_s)
 

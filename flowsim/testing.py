@@ -14,6 +14,7 @@ from functools import cache
 
 from flowsim.check import check_result
 from flowsim.cluster import PrefillOnly
+from flowsim.contract import answer_breach, batch_breach, idle_breach
 from flowsim.core import Batch, Job, Part, Request
 from flowsim.kv import KVPool
 from flowsim.latency import Exact, LatencyModel
@@ -143,23 +144,14 @@ def _check_situation(policy: Policy, seed: int) -> None:
 
 
 def _check_answer(policy: Policy, view: InstanceView, answer: Batch | None, where: str) -> None:
-    if answer is None:
-        alone_fit = all(view.fits([Part(job, job.left_tokens)]) for job in view.waiting)
-        could_run = bool(view.running or view.suspended) or bool(view.waiting and alone_fit)
-        if could_run and not getattr(policy, "idles", False):
-            raise AssertionError(f"select chose nothing while there is work that could run {where}")
-        return
-    if answer is view.running or answer in view.suspended:
-        return
-    if answer.number >= 0:
-        raise AssertionError(f"select chose a batch that neither runs, is suspended nor is new {where}")
-    seen: set[int] = set()
-    for job, tokens in answer.parts:
-        if job not in view.waiting or job.id in seen or not 1 <= tokens <= job.left_tokens:
-            raise AssertionError(f"select chose {tokens} tokens of {job}, which is not legal {where}")
-        seen.add(job.id)
-    if not view.fits(answer.parts):
-        raise AssertionError(f"select chose {_named(answer)}, which does not fit {where}")
+    breach = answer_breach(answer)
+    if breach is None and answer is None:
+        breach = None if getattr(policy, "idles", False) else idle_breach(view)
+    elif breach is None and answer is not view.running and answer not in view.suspended:
+        assert answer is not None
+        breach = batch_breach(answer, view)
+    if breach is not None:
+        raise AssertionError(f"select {breach.did}; allowed: {breach.allowed}. It did so {where}")
 
 
 def _situation(seed: int, *, shuffle: bool) -> InstanceView:

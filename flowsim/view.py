@@ -50,7 +50,8 @@ class InstanceView:
 
         With P the predictor: a job that has not started has P(prompt); one between its chunks has
         P(prompt) - P(done tokens) + request_s; a batch, running or suspended, has P(batch) less the seconds it
-        has been busy. `pass_s`, `check_s` and `request_s` are included, once.
+        has been busy. `pass_s`, `check_s` and `request_s` are included; for a job between its chunks the `pass_s` of
+        its done tokens stands for that of the next chunk.
         """
         if isinstance(work, Batch):
             busy_s = work.done_s

@@ -20,10 +20,11 @@ LAYERS = (
     ("core",),
     ("names", "profile", "latency", "predictor", "kv", "queue", "workload", "profiler"),
     ("view", "policy", "batching"),
-    ("log", "instance"),
+    ("log", "contract", "instance"),
     ("cluster",),
     ("metrics", "summary", "check"),
     ("sim",),
+    ("testing",),
     ("config", "report", "task"),
     ("flowsim", "__main__"),
 )
@@ -40,7 +41,8 @@ ONLY = {
     "policy": {"core", "names", "queue", "timeline"},
     "predictor": {"latency", "names", "profile"},
     "batching": {"core", "policy", "queue", "timeline"},
-    "report": {"core", "metrics", "summary"},
+    "contract": {"core", "view"},
+    "report": {"core", "log", "metrics", "summary"},
     "flowsim": {"batching", "cluster", "core", "latency", "metrics", "policy", "profile", "sim", "summary", "timeline"},
 }
 # Packages that only some modules may import, at the top or inside a function.

@@ -21,7 +21,8 @@ STATISTICS = {"mean", "p50", "p90", "p99"}
 SUMMARY_KEYS = {
     "requests", "rate_rps", "offered_load", "attainment", "attainment_by_class", "impossible", "ttft_s",
     "ttft_s_by_class", "preemptions", "batches", "utilisation", "scheduler", "rejected", "unfinished",
-    "simulated_s", "simulation_wall_s", "events_per_request", "extrapolated",
+    "simulated_s", "simulation_wall_s", "events_per_request", "extrapolated", "measured", "left_out", "gpus",
+    "rejected_by_reason", "utilisation_by_instance", "suspended_s", "longest_wait_s_by_class",
 }  # fmt: skip
 
 

@@ -107,7 +107,6 @@ def test_poly3_is_exact_where_time_is_a_line_in_tokens_and_takes_a_batch_for_one
     assert poly3.batch_s([(1000, 0), (500, 300)]) == pytest.approx(1.75)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the rest of a prompt is predicted without its overheads")
 def test_poly3_predicts_the_rest_of_a_prompt_up_to_its_first_token():
     latency = toy_latency(0.001, **OVERHEADS)
     assert Exact(latency).batch_s([(500, 300)]) == pytest.approx(1.25)

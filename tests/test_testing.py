@@ -87,8 +87,8 @@ def test_a_plain_policy_that_keeps_the_contract_conforms():
     ("policy", "rule"),
     [
         (Idle(), "chose nothing"),
-        (Overfull(), "does not fit"),
-        (Greedy(), "not legal"),
+        (Overfull(), "KV blocks"),
+        (Greedy(), "what is left of its prompt"),
         (Fickle(), "asked twice"),
         (Meddling(), "changed the view"),
         (ByQueue(), "filled in another order"),

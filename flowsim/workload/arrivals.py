@@ -11,6 +11,7 @@ import importlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -103,8 +104,9 @@ class Deterministic:
 
 @dataclass(frozen=True, slots=True)
 class OnOff:
-    """Poisson bursts: `on_s` seconds at one rate, `off_s` at `off_share` of it, and again; the mean rate is the one asked.
+    """Poisson bursts: `on_s` seconds at one rate, `off_s` at `off_share` of it, and again.
 
+    The mean rate is the one asked.
     The first burst begins with the first arrival.
     """
 
@@ -158,7 +160,8 @@ def _modulated(
     step = np.searchsorted(expected, rest, side="right") - 1  # never one without arrivals: `expected` is flat there
     rate = weights * (expected[-1] / (weights * np.diff(begins_s)).sum())
     times: Times = periods * period_s + begins_s[step] + (rest - expected[step]) / rate[step]
-    return times - times[0]
+    begun: Times = times - times[0]
+    return begun
 
 
 def _profile(given: Any) -> list[tuple[float, float]]:
@@ -171,7 +174,7 @@ def _profile(given: Any) -> list[tuple[float, float]]:
         raise ValueError(f"diurnal.profile is {given!r:.80}; it must be [second, rate] pairs or a CSV's path") from None
     if not steps or steps[0][0] != 0.0:
         raise ValueError("diurnal.profile must have at least one step, and the first at second 0")
-    for (before_s, _), (second, _) in zip(steps, steps[1:], strict=False):
+    for (before_s, _), (second, _) in pairwise(steps):
         if not before_s < second < math.inf:
             raise ValueError(f"diurnal.profile: second {second} follows {before_s}; seconds must rise")
     for second, rate in steps:
@@ -222,7 +225,7 @@ def _process(given: object) -> ArrivalProcess:
         given, parameters = next(iter(given.items()))
     if not isinstance(given, str):
         if hasattr(given, "times"):
-            return given  # type: ignore[no-any-return]
+            return given
         raise ValueError(f"workload.arrivals is {given!r:.80}; it must be a name or {{name: {{parameter: value}}}}")
     kind = PROCESSES.get(given) or _imported(given)
     try:

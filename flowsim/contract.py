@@ -1,0 +1,67 @@
+"""The contract of `select`, checked on the answers of a policy. Knows no policy by name, no simulator.
+
+Each function answers what is wrong with an answer and what is allowed, or None: the executor makes a PolicyError of
+it, `flowsim.testing.check_policy` an AssertionError.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flowsim.core import Batch, Part
+from flowsim.view import InstanceView
+
+__all__ = ["Breach", "answer_breach", "batch_breach", "idle_breach", "left_breach"]
+
+
+class Breach(NamedTuple):
+    """What a policy did, and what it may do."""
+
+    did: str
+    allowed: str
+
+
+def answer_breach(answer: object) -> Breach | None:
+    """An answer that is neither a batch nor None."""
+    if answer is None or isinstance(answer, Batch):
+        return None
+    return Breach(f"chose {answer!r:.60}, a {type(answer).__name__}", "a Batch, or None")
+
+
+def batch_breach(batch: Batch, view: InstanceView) -> Breach | None:
+    """A new batch that may not start now."""
+    if batch.number >= 0:
+        return Breach(f"chose batch {batch.number}, which has ended", "a suspended batch or a new one")
+    seen = set()
+    for job, new in batch.parts:
+        if job not in view.waiting or job.id in seen:
+            return Breach(f"chose request {job.id}, which does not wait, or twice", "jobs of view.waiting, once each")
+        if not 1 <= new <= job.left_tokens:
+            return Breach(f"gave request {job.id} {new} tokens", f"1 to {job.left_tokens}, what is left of its prompt")
+        seen.add(job.id)
+    if view.fits(batch.parts):
+        return None
+    return Breach(
+        f"chose a batch needing {view.blocks(batch.parts)} KV blocks; {view.free_blocks} are free, "
+        f"{len(view.suspended)} batches suspended",
+        f"batches that fit: ask view.fits(parts) first (at most {view.max_batches} batches under way)",
+    )
+
+
+def idle_breach(view: InstanceView) -> Breach | None:
+    """Choosing nothing while there is something that could run."""
+    if view.running is not None:
+        return Breach("chose nothing while a batch runs", "the running batch, a suspended one or a new one")
+    if view.suspended:
+        return Breach(f"chose nothing while {len(view.suspended)} batches are suspended", "one of them")
+    if view.waiting and all(view.fits([Part(job, job.left_tokens)]) for job in view.waiting):
+        return Breach(f"chose nothing while {len(view.waiting)} jobs wait that all fit", "one of them; or set `idles`")
+    return None
+
+
+def left_breach(view: InstanceView) -> Breach | None:
+    """Work that is left when nothing more will happen."""
+    if not view.waiting and not view.suspended:
+        return None
+    left = f"{len(view.waiting)} jobs waiting and {len(view.suspended)} batches suspended"
+    return Breach(f"left {left} for ever", "None only while nothing can run; or set `idles`")
