@@ -114,61 +114,62 @@ def _without_work(entry: tuple[Any, int, Any]) -> tuple[Any, int]:
 
 
 class _Index(Generic[W]):
-    """A sorted cache for one order. Its answers depend on the queue's contents and the view's time only."""
+    """A sorted cache for one order. Its answers depend on the queue's contents and the view's time only.
 
-    __slots__ = ("_entries", "_flips", "_keys", "_order", "_read_s", "_view")
+    Work is filed when somebody looks, so what comes and goes through an otherwise empty queue is never filed.
+    """
+
+    __slots__ = ("_entries", "_flips", "_keys", "_order", "_read_s", "_unfiled", "_view")
 
     def __init__(self, order: Order, view: Clock) -> None:
         self._order = order
         self._view = view
         self._entries: Any = SortedList()  # of (key, id, work); ids differ, so work is never compared
         self._keys: dict[int, Any] = {}
+        self._unfiled: dict[int, W] = {}
         self._flips: list[tuple[float, int]] = []  # a heap; entries of work that left or flipped are skipped
         self._read_s = -math.inf
 
     def add(self, work: W) -> None:
-        key = self._order(work, self._view)
-        self._keys[work.id] = key
-        self._entries.add((key, work.id, work))
-        self._expect_flip(work)
-
-    def _expect_flip(self, work: W) -> None:
-        flips_s = self._order.flips_s(work, self._view)  # type: ignore[attr-defined]
-        if self._view.now_s < flips_s < math.inf:
-            heapq.heappush(self._flips, (flips_s, work.id))
+        self._unfiled[work.id] = work
 
     def remove(self, work: W) -> None:
-        self._entries.remove((self._keys.pop(work.id), work.id, work))
+        if self._unfiled.pop(work.id, None) is None:
+            self._entries.remove((self._keys.pop(work.id), work.id, work))
 
     def entries(self) -> Any:
         """The sorted list of (key, id, work), as of the view's time."""
         now_s = self._view.now_s
         if now_s < self._read_s:
-            self._rebuild()
+            self._unfile()
         self._read_s = now_s
         flips = self._flips
         while flips and flips[0][0] <= now_s:
             self._flip(heapq.heappop(flips)[1])
+        if self._unfiled:
+            for work in self._unfiled.values():
+                self._file(work)
+            self._unfiled.clear()
         return self._entries
+
+    def _file(self, work: W) -> None:
+        key = self._order(work, self._view)
+        self._keys[work.id] = key
+        self._entries.add((key, work.id, work))
+        flips_s = self._order.flips_s(work, self._view)  # type: ignore[attr-defined]
+        if self._view.now_s < flips_s < math.inf:
+            heapq.heappush(self._flips, (flips_s, work.id))
 
     def _flip(self, number: int) -> None:
         """Files work under its later key; work that left, or came back since, is filed right already."""
-        if number not in self._keys:
-            return
-        position = self._entries.bisect_left((self._keys[number], number))
-        work = self._entries[position][2]
-        key = self._order(work, self._view)
-        if key != self._keys[number]:
-            del self._entries[position]
-            self._keys[number] = key
-            self._entries.add((key, number, work))
-        self._expect_flip(work)
+        if number in self._keys:
+            position = self._entries.bisect_left((self._keys.pop(number), number))
+            work = self._entries.pop(position)[2]
+            self._file(work)
 
-    def _rebuild(self) -> None:
-        """Files everything anew, where a caller reads an earlier time than before."""
-        works = [entry[2] for entry in self._entries]
+    def _unfile(self) -> None:
+        """Forgets all keys, where a caller reads an earlier time than before."""
+        self._unfiled |= {number: work for _, number, work in self._entries}
         self._entries.clear()
         self._keys.clear()
         self._flips.clear()
-        for work in works:
-            self.add(work)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from statistics import NormalDist
 from time import perf_counter
 
@@ -102,7 +104,8 @@ def simulate(
         count.arrivals = Arrivals(env, requests, deliver)
     else:
         count.arrivals = SourceArrivals(env, requests, deliver)
-    log.events = _run(env, horizon_s)
+    with _collector_at_rest():
+        log.events = _run(env, horizon_s)
     for instance in instances:
         instance.close(min(horizon_s, env.now), drained=env.peek() == math.inf)
     if len(log.requests) != len(count.arrivals.delivered):
@@ -120,6 +123,18 @@ def simulate(
         cooldown_s=cooldown_s,
         simulation_wall_s=perf_counter() - began_s,
     )
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Without Python's cycle collector: a run makes no cycles, and walking all its requests costs a tenth of it."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _run(env: simpy.Environment, horizon_s: float) -> int:
