@@ -44,7 +44,7 @@ class Rows:
         """Rows of these columns; those not given are one output token, class `default`, no SLO, no client time-out."""
         n = len(arrival_s)
         never = np.full(n, math.inf)
-        given = {
+        given: dict[str, Any] = {
             "output_tokens": np.ones(n, dtype=np.int64),
             "ttft_slo_s": never,
             "tbt_slo_s": never,
