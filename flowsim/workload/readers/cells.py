@@ -52,12 +52,14 @@ class Field(NamedTuple):
 
 def number(cell: Any) -> int | float:
     """The number a cell says, whole ones exactly; NaN for what is no number in ASCII digits."""
+    if type(cell) is int or type(cell) is float:  # as nearly every JSON value is; `True` is neither
+        return cell
     if isinstance(cell, str):
         text = cell.strip()
         if _WHOLE.fullmatch(text):
             return int(text)
         return float(text) if _NUMBER.fullmatch(text) else math.nan
-    return cell if isinstance(cell, int | float) and not isinstance(cell, bool) else math.nan
+    return math.nan
 
 
 def tokens(cell: Any) -> int:

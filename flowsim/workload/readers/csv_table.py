@@ -97,7 +97,7 @@ def _is_rectangular(body: str, fields: int) -> bool:
 
 
 def _chunks(body: str) -> Iterator[str]:
-    """The body in pieces of whole lines, without the line end of their last: columns that are not read cost no memory."""
+    """The body in pieces of whole lines, their last line end cut: so columns that are not read cost no memory."""
     start = 0
     while start <= len(body):
         end = body.find("\n", start + CHUNK_CHARACTERS)

@@ -70,14 +70,14 @@ class TraceFile:
         lines = [_parsed(f"line {number}", line) for number, line in enumerate(self._lines(), start=1)]
         if lines[0].fault and len(lines) > 1:
             try:
-                return [_item("the file", json.loads(self.text, object_pairs_hook=_object))]
+                return [_item("the file", _decode(self.text))]
             except (ValueError, RecursionError):
                 pass  # no document over several lines: lines, the first of which is bad
         return lines
 
     def _document(self) -> Any:
         try:
-            return json.loads(self.text, object_pairs_hook=_object)
+            return _decode(self.text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{self.path}: the file is no JSON: {error or 'it is nested too deeply'}") from error
 
@@ -116,7 +116,7 @@ def _parsed(where: str, line: str) -> Item:
     if not line.strip():
         return Item(where, {}, "the line is blank; every line between the first row and the last must hold one")
     try:
-        return _item(where, json.loads(line, object_pairs_hook=_object))
+        return _item(where, _decode(line))
     except (ValueError, RecursionError) as error:
         return Item(where, {}, f"it is {_shown(line)}, no JSON: {error or 'it is nested too deeply'}")
 
@@ -138,3 +138,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the key {twice!r} is there twice")
     return value
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_object).decode
