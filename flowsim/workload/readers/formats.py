@@ -36,6 +36,10 @@ __all__ = [
     "read_qwen",
 ]
 
+PROMPT_KEYS = ("prompt_len", "input_len", "input_length", "prompt_tokens", "input_toks")
+OUTPUT_KEYS = ("output_len", "output_length", "output_tokens", "output_toks")
+ARRIVAL_KEYS = ("arrival_s", "arrival_time", "timestamp")
+
 PLAIN = {
     "arrival": Field(time, ("arrival_s",), REQUIRED),
     "prompt_tokens": Field(tokens, ("prompt_tokens",), REQUIRED),
@@ -48,8 +52,8 @@ def read_plain_csv(file: TraceFile) -> ReadRows:
 
 
 def read_plain_jsonl(file: TraceFile) -> ReadRows:
-    """The fields of the project's own CSV as JSON objects."""
-    return rows_of(file, read_objects(file, PLAIN), "s")
+    """The fields of the project's own CSV as JSON objects; the output may have the names that other tools give it."""
+    return rows_of(file, read_objects(file, PLAIN | {"output_tokens": Field(tokens, OUTPUT_KEYS)}), "s")
 
 
 # ---------------------------------------------------------------- Azure LLM inference traces, 2023 and 2024
@@ -200,10 +204,6 @@ def _keep_new_turns(table: Table) -> tuple[list[str], int]:
 
 
 # ---------------------------------------------------------------- vLLM and ShareGPT-style files with lengths
-
-PROMPT_KEYS = ("prompt_len", "input_len", "input_length", "prompt_tokens", "input_toks")
-OUTPUT_KEYS = ("output_len", "output_length", "output_tokens", "output_toks")
-ARRIVAL_KEYS = ("arrival_s", "arrival_time", "timestamp")
 
 
 def read_lengths(file: TraceFile) -> ReadRows:
