@@ -431,7 +431,7 @@ def test_a_first_line_that_is_broken_is_named_and_can_be_dropped(write):
 
 
 def test_a_key_that_one_object_lacks_or_mistypes_is_named(write):
-    text = plain_jsonl([(0.0, 5, 2), (1.0, 6, 3)]).replace('"output_tokens": 3', '"output_toks": 3')
+    text = plain_jsonl([(0.0, 5, 2), (1.0, 6, 3)]).replace('"output_tokens": 3', '"outputs": 3')
     with pytest.raises(ValueError, match="line 2: output_tokens is missing; every request of the file must have it"):
         read_trace(write(text))
 
@@ -572,7 +572,7 @@ def test_equal_leading_hash_ids_survive_being_written_and_read(write):
 @pytest.mark.parametrize("bad", ["[1, 2.5]", "[true]", '"x"', "[18446744073709551616]", "{}", "7", "[[1]]"])
 def test_hash_ids_that_are_no_whole_numbers_are_named(write, bad):
     text = mooncake([(0, 5, 1), (1, 5, 1)]).replace("[1, 1099511627777]", bad)
-    with pytest.raises(ValueError, match="line 2: hash_ids is .*it must be a list of whole numbers"):
+    with pytest.raises(ValueError, match=r"line 2: hash_ids is .*it must be a list of whole numbers"):
         read_trace(write(text))
 
 
