@@ -400,7 +400,7 @@ def test_a_named_format_that_is_not_the_files_is_refused_by_name(write, name, co
         ("arrival_time,prompt_tokens\n0,5\n", "line 1: no column arrival_s; found arrival_time, prompt_tokens"),
         ('{"arrival_s": 0, "prompt_tokens"\n', r"line 1: no trace format .*line 1: it is .*no JSON: Expecting"),
         ("{}", "no trace format has these keys: none"),
-        ("[1, 2]", r"item \[0\]: it is '1'; it must be a JSON object"),
+        ("[1, 2]", r"item \[0\]: it is 1; it must be a JSON object"),
         ("[" * 5000, "the file is no JSON"),
         ('[{"prompt_len": 3}, ', "the file is no JSON"),
         ('{"prompt_len": 3, "prompt_len": 4, "arrival_s": 0}', "the key 'prompt_len' is there twice"),

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Item", "TraceFile", "open_trace"]
+__all__ = ["Item", "TraceFile", "open_trace", "shown"]
 
 SAMPLED_ITEMS = 10
 
@@ -100,8 +100,9 @@ def open_trace(path: Path, *, time_unit: str | None = None, draws_arrivals: bool
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{path}: is no complete gzip file: {error}") from error
+    data = data.removeprefix(codecs.BOM_UTF8)
     try:
-        text = data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ValueError(f"{path}: line {line} is not UTF-8 text; save the file as UTF-8") from error
@@ -118,18 +119,22 @@ def _parsed(where: str, line: str) -> Item:
     try:
         return _item(where, _decode(line))
     except (ValueError, RecursionError) as error:
-        return Item(where, {}, f"it is {_shown(line)}, no JSON: {error or 'it is nested too deeply'}")
+        return Item(where, {}, f"it is {shown(line)}, no JSON: {error or 'it is nested too deeply'}")
 
 
 def _item(where: str, value: Any) -> Item:
     if isinstance(value, dict):
         return Item(where, value)
-    return Item(where, {}, f"it is {_shown(value)}; it must be a JSON object")
+    return Item(where, {}, f"it is {shown(value)}; it must be a JSON object")
 
 
-def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return repr(text[:40])
+def shown(value: Any) -> str:
+    """A JSON value as errors quote it."""
+    if isinstance(value, str):
+        return repr(value[:40])
+    if isinstance(value, list | dict):
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
+    return json.dumps(value)[:40]
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

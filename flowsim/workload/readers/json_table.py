@@ -5,13 +5,12 @@ This module must not know any format's names.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from flowsim.workload.readers.cells import REQUIRED, Field
-from flowsim.workload.readers.file import Item, TraceFile
+from flowsim.workload.readers.file import Item, TraceFile, shown
 from flowsim.workload.readers.table import NO_ARRIVAL, BadRow, Table, resolve
 
 __all__ = ["read_objects"]
@@ -84,13 +83,11 @@ def _read_item(item: Item, plan: Plan, draws_arrivals: bool) -> list[Any] | BadR
             values.append(field.read(cell))
         except ValueError as error:
             reason = NO_ARRIVAL if is_missing and name == "arrival" else key
-            return BadRow(item.where, reason, f"{key} is {_shown(cell)}; {error}")
+            return BadRow(item.where, reason, f"{key} is {_found(cell)}; {error}")
     return values
 
 
-def _shown(cell: Any) -> str:
+def _found(cell: Any) -> str:
     if cell is REQUIRED:
         return "missing"
-    if isinstance(cell, str):
-        return repr(cell[:40]) if cell.strip() else "empty"
-    return json.dumps(cell)[:40]
+    return "empty" if isinstance(cell, str) and not cell.strip() else shown(cell)
