@@ -57,8 +57,8 @@ def test_the_smallest_trace_is_read_with_the_defaults_of_a_request(write):
 
 def test_requests_are_written_as_a_run_writes_them_and_read_back_exactly(write):
     requests = mixed(num_requests=2000, seed=5)
-    read, summary = read_trace(write(as_csv(requests)))
-    assert read == requests
+    rows, summary = read_trace(write(as_csv(requests)))
+    assert rows.requests() == requests
     assert summary.columns_ignored == ("id", "ttft_s", "outcome")
     assert summary.rows == 2000
     assert summary.rate_rps == pytest.approx(1999 / requests[-1].arrival_s)
@@ -113,17 +113,17 @@ def test_a_mangled_trace_is_read_exactly_or_refused_with_its_file_and_never_othe
     path.write_bytes(mangled.encode())
     refusal = ""
     try:
-        read, summary = read_trace(path)
+        rows, summary = read_trace(path)
     except ValueError as error:
         refusal = str(error)
     if refusal:
         assert refusal.startswith(f"{path}: ")
     else:
         assert summary.dropped == ()
-        assert len(read) in range(4, 7)  # a line end may be cut or added where that leaves whole rows
+        assert len(rows) in range(4, 7)  # a line end may be cut or added where that leaves whole rows
         cell_by_cell = path.with_name("quoted.csv")  # quoting one cell sends every cell the careful way
         cell_by_cell.write_bytes(re.sub(rb"(?<=,)finished(?=[\r\n,]|$)", b'"finished"', mangled.encode()))
-        assert read_trace(cell_by_cell)[0] == read
+        assert read_trace(cell_by_cell)[0].requests() == rows.requests()
 
 
 def test_both_readers_mean_the_same(write):
@@ -174,8 +174,8 @@ def test_arrivals_are_counted_from_the_first_however_large_the_origin(write):
 
 def test_equal_arrivals_keep_the_order_of_the_file(write):
     text = "arrival_s,prompt_tokens,slo_class\n" + "".join(f"0,5,{name}\n" for name in "edcba")
-    requests, summary = read_trace(write(text))
-    assert [r.slo_class for r in requests] == list("edcba")
+    rows, summary = read_trace(write(text))
+    assert rows.slo_class == list("edcba")
     assert (summary.rows_out_of_order, summary.span_s, summary.rate_rps) == (0, 0.0, None)
 
 
@@ -214,9 +214,10 @@ def test_times_that_are_negative_or_not_finite_are_refused_by_line_or_dropped_an
     path = write("arrival_s,prompt_tokens\n-0.2,5\nNaN,5\ninf,5\n0.1,7\n")
     with pytest.raises(ValueError, match=r"3 bad rows: line 2: .*'-0\.2'.*line 3: .*'NaN'.*line 4: .*'inf'"):
         load_trace(path)
-    requests, summary = read_trace(path, "drop")
-    assert [(r.id, r.arrival_s, r.prompt_tokens) for r in requests] == [(0, 0.0, 7)]
+    rows, summary = read_trace(path, on_bad_row="drop")
+    assert [(r.id, r.arrival_s, r.prompt_tokens) for r in rows.requests()] == [(0, 0.0, 7)]
     assert len(summary.dropped) == 3
+    assert summary.dropped_by_reason == {"arrival_s": 3}
     trace(path=path, on_bad_row="drop")
     assert "dropped 3 bad rows: line 2: arrival_s is '-0.2'" in caplog.text
 
@@ -224,7 +225,7 @@ def test_times_that_are_negative_or_not_finite_are_refused_by_line_or_dropped_an
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (",5,1,a,1,1", "arrival_s is empty; it must be a finite number of seconds"),
+        (",5,1,a,1,1", "arrival_s is empty; it must be a finite number >= 0"),
         ("noon,5,1,a,1,1", "arrival_s is 'noon'"),
         ("1_0,5,1,a,1,1", "arrival_s is '1_0'"),
         ("0x10,5,1,a,1,1", "arrival_s is '0x10'"),
@@ -254,8 +255,8 @@ def test_a_bad_row_among_good_ones_is_named_or_dropped(write, row, message):
     path = write(",".join(FIELDS) + "\n" + good * 4 + row + "\n" + good * 5)
     with pytest.raises(ValueError, match=rf"t\.csv: 1 bad row: line 6: {message}"):
         load_trace(path)
-    requests, summary = read_trace(path, "drop")
-    assert (len(requests), summary.rows, len(summary.dropped)) == (9, 9, 1)
+    rows, summary = read_trace(path, on_bad_row="drop")
+    assert (len(rows), summary.rows, len(summary.dropped)) == (9, 9, 1)
 
 
 def test_of_many_bad_rows_the_first_five_are_shown_and_the_rest_counted(write):
@@ -281,7 +282,7 @@ def test_a_trace_without_a_good_row_is_refused_even_when_bad_rows_are_dropped(wr
         ("arrival_s,prompt_tokens", "a header but no row"),
         ("arrival_s,prompt_tokens\r\n\r\n", "a header but no row"),
         ("arrived_at,prompt_tokens\n0,5\n", "line 1: no column arrival_s; found arrived_at, prompt_tokens"),
-        ("arrival_s;prompt_tokens\n0;5\n", "no column arrival_s and no column prompt_tokens; found"),
+        ("arrival_s;prompt_tokens\n0;5\n", "line 1: no trace format has these columns: arrival_s;prompt_tokens"),
         ("arrival_s,prompt_tokens,arrival_s\n0,5,1\n", "line 1: the column 'arrival_s' is there twice"),
         ("arrival_s,prompt_tokens,x,x\n0,5,1,2\n", "line 1: the column 'x' is there twice"),
         ('"arrival_s,prompt_tokens\n0,5\n', "line 1, the header, cannot be read"),
@@ -317,7 +318,19 @@ def test_a_missing_file_or_a_folder_is_refused_by_name(tmp_path):
             load_trace(path)
 
 
-@pytest.mark.parametrize("arguments", [{"slo_scale": 0.0}, {"slo_scale": math.inf}, {"on_bad_row": "skip"}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"slo_scale": 0.0},
+        {"slo_scale": math.inf},
+        {"on_bad_row": "skip"},
+        {"abandon_s": 0.0},
+        {"format": "parquet"},
+        {"time_unit": "min"},
+        {"rate_scale": 0.0},
+        {"synthesize": "uniform", "rate_rps": 3.0},
+    ],
+)
 def test_an_argument_out_of_range_is_refused(write, arguments):
     with pytest.raises(ValueError, match=f"{next(iter(arguments))} is"):
         load_trace(write("arrival_s,prompt_tokens\n0,5\n"), **arguments)
@@ -329,7 +342,9 @@ def test_an_argument_out_of_range_is_refused(write, arguments):
 def test_what_was_read_is_logged_and_nothing_is_printed(write, caplog, capsys):
     with caplog.at_level(logging.INFO, logger="flowsim"):
         trace(path=write("user,arrival_s,prompt_tokens\nx,0,5\ny,0.5,5\n"))
-    assert "2 requests over 0.5 s, 2 requests/s; columns ignored: user" in caplog.text
+    assert "format csv, time unit s: 2 requests over 0.5 s, 2 requests/s" in caplog.text
+    assert "prompt tokens p50 5, p90 5, p99 5; output tokens p50 1" in caplog.text
+    assert "rows left out: none; columns ignored: user" in caplog.text
     assert capsys.readouterr() == ("", "")
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
@@ -350,10 +365,10 @@ def test_the_measured_requests_replay_at_a_reconstructed_arrival_draw(write, dra
     table = table.rename(columns={f"draw_{draw}_s": "arrival_s", "request_class": "slo_class"})
     shuffled = list(range(len(table)))
     random.Random(0).shuffle(shuffled)
-    requests, summary = read_trace(write(table.iloc[shuffled].to_csv(index=False)))
+    rows, summary = read_trace(write(table.iloc[shuffled].to_csv(index=False)))
     assert (summary.rows, summary.dropped) == (323, ())
     table = table.sort_values("arrival_s", kind="stable")
-    assert [r.prompt_tokens for r in requests] == table.prompt_tokens.tolist()
-    assert [r.slo_class for r in requests] == table.slo_class.tolist()
+    assert rows.prompt_tokens.tolist() == table.prompt_tokens.tolist()
+    assert rows.slo_class == table.slo_class.tolist()
     assert summary.span_s == pytest.approx(59.54, abs=0.05)
-    assert {r.ttft_slo_s for r in requests} == {0.25, 0.5, 4.0, 6.0}
+    assert set(rows.ttft_slo_s.tolist()) == {0.25, 0.5, 4.0, 6.0}

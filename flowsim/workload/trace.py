@@ -1,65 +1,65 @@
 """Traces: requests from a file, in arrival order, the first at 0; what was read is reported by logging.
 
-This module must not know how a file is written: `plain_csv` reads columns, this makes requests of them.
+This module must not know how a file is written: `readers` answers rows, this sorts, checks and reports them.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
-from collections import deque
-from dataclasses import dataclass, fields, replace
-from itertools import repeat
+from collections import Counter
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from flowsim.core import Request
-from flowsim.workload.plain_csv import Columns, read_plain_csv
-from flowsim.workload.slo import check_scale
+from flowsim.workload.arrivals import arrival_times
+from flowsim.workload.define import workload
+from flowsim.workload.readers import NO_ARRIVAL, READERS, TIME_UNITS, ReadRows, choose, open_trace
+from flowsim.workload.rows import Rows
+from flowsim.workload.trace_summary import Percentiles, TraceSummary, counted, some
 
-__all__ = ["OnBadRow", "TraceSummary", "load_trace", "read_trace", "trace"]
+__all__ = ["OnBadRow", "Synthesize", "TraceSummary", "load_trace", "read_trace", "trace"]
 
 OnBadRow = Literal["error", "drop"]
+Synthesize = Literal["poisson"]
 
-MAX_SPAN_S = 30 * 86400.0
-SHOWN_ROWS = 5
+DAY_S = 86400.0
 
 _log = logging.getLogger("flowsim")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSummary:
-    """What was read from a trace.
-
-    `rows` requests were kept; `dropped` has one sentence for each row that was not, naming its line. A row is
-    out of order if an earlier row arrives later. `rate_rps` is `(rows - 1) / span_s`, None for a span of 0.
-    """
-
-    path: str
-    rows: int
-    dropped: tuple[str, ...]
-    columns_ignored: tuple[str, ...]
-    rows_out_of_order: int
-    span_s: float
-    rate_rps: float | None
-
-
+@workload
 def trace(
-    *, path: str | Path, slo_scale: float = 1.0, on_bad_row: OnBadRow = "error", abandon_s: float | None = None
-) -> list[Request]:
-    """The requests of the trace at `path`, their SLOs times `slo_scale`; `read_trace` says what a trace is.
+    *,
+    path: str | Path,
+    format: str = "auto",  # noqa: A002 -- the key that people write
+    time_unit: str | None = None,
+    on_bad_row: OnBadRow = "error",
+    synthesize: Synthesize | None = None,
+    seed: int = 0,
+) -> Rows:
+    """The requests of the trace at `path`; `read_trace` says what a trace is.
 
-    `abandon_s` replaces what the file says of when clients give up. Logs to `flowsim` what was read (info), and
-    rows out of order or dropped (warning).
+    `synthesize="poisson"` draws arrivals for a file that has none, one a second unless `rate_rps` scales them. Logs to
+    `flowsim` what was read (info), and rows out of order or dropped (warning).
 
     Raises:
-        ValueError: as `read_trace`; or `slo_scale` is not a finite number above 0, or `abandon_s` not above 0.
+        ValueError: as `read_trace`.
     """
-    requests, summary = read_trace(path, on_bad_row, slo_scale=slo_scale)
-    _report(summary)
-    return requests if abandon_s is None else [replace(request, abandon_s=abandon_s) for request in requests]
+    rows, summary = read_trace(
+        path,
+        format=format,
+        time_unit=time_unit,
+        on_bad_row=on_bad_row,
+        synthesize=synthesize,
+        rate_rps=None if synthesize is None else 1.0,
+        seed=seed,
+    )
+    _log.info("read %s", summary.describe())
+    for warning in summary.warnings:
+        _log.warning("%s: %s", summary.path, warning)
+    return rows
 
 
 def load_trace(path: str | Path, **options: Any) -> list[Request]:
@@ -68,130 +68,136 @@ def load_trace(path: str | Path, **options: Any) -> list[Request]:
 
 
 def read_trace(
-    path: str | Path, on_bad_row: OnBadRow = "error", *, slo_scale: float = 1.0
-) -> tuple[list[Request], TraceSummary]:
-    """The requests of a plain CSV file, also as `.gz`, and a summary of what was read.
+    path: str | Path,
+    *,
+    format: str = "auto",  # noqa: A002
+    time_unit: str | None = None,
+    on_bad_row: OnBadRow = "error",
+    synthesize: Synthesize | None = None,
+    rate_rps: float | None = None,
+    seed: int = 0,
+) -> tuple[Rows, TraceSummary]:
+    """The rows of a trace file, plain or gzip, sorted by arrival and the first at 0, and a summary of what was read.
 
-    Columns: `arrival_s` (seconds, finite, >= 0) and `prompt_tokens`; where they are there also
-    `output_tokens` (else 1), `slo_class` (empty: `default`; blanks around it are cut), `ttft_slo_s` and
-    `tbt_slo_s` (seconds > 0; empty or `inf`: none), and `abandon_s` (seconds after arrival at which the client
-    of a request that has not started gives up; empty or `inf`: never). Others are ignored and listed. Arrivals
-    are shifted so that the first is at 0 and sorted; equal ones keep the file's order, and `id` is the row after
-    the sort.
-    Floats are read exactly, so the `requests.csv` of a run replays it. `on_bad_row="drop"` leaves bad rows
-    out and counts them.
+    `format` is a name in `readers.READERS` or `auto`, by content; `docs/workloads.md` says what each reads. `time_unit`
+    (s, ms, us, ns) overrides the format's own. Equal arrivals keep the file's order. Numbers are read exactly, so
+    the `requests.csv` of a run replays it. `on_bad_row="drop"` leaves bad rows out and counts them.
+    `synthesize="poisson"` draws all arrivals at `rate_rps` from `seed`, for a file in which some row has none.
 
     Raises:
-        ValueError: the file cannot be read as a trace; it has bad rows, which are named by line (the header
-            is line 1), and `on_bad_row` is "error"; no good row; arrivals that span more than 30 days.
+        ValueError: an argument out of its range; the file cannot be read as a trace, or is of no known format; it has
+            bad rows, which are named by line (from 1) or list index (from 0), and `on_bad_row` is "error"; no good
+            row; arrivals that are missing, or not and yet to be drawn; arrivals that span too long for their unit.
     """
-    check_scale(slo_scale)
-    if on_bad_row not in get_args(OnBadRow):
-        raise ValueError(f"on_bad_row is {on_bad_row!r}; it must be one of {', '.join(get_args(OnBadRow))}")
-    columns = read_plain_csv(Path(path).expanduser())
-    _check_rows(path, columns, on_bad_row)
-    out_of_order = _sort_and_rebase(columns)
-    span_s = float(columns.arrival_s[-1])
-    if span_s > MAX_SPAN_S:
+    _check_choice("on_bad_row", on_bad_row, get_args(OnBadRow))
+    if time_unit is not None:
+        _check_choice("time_unit", time_unit, TIME_UNITS)
+    _check_synthesis(synthesize, rate_rps, seed)
+    file = open_trace(Path(path).expanduser(), time_unit=time_unit, draws_arrivals=synthesize is not None)
+    name = choose(file, format)
+    read = READERS[name].read(file)
+    _check_rows(path, read, on_bad_row)
+    if rate_rps is not None:
+        _draw_arrivals(path, read, rate_rps, seed)
+    out_of_order = _sort_and_rebase(read)
+    _check_span(path, read, READERS[name].max_span_s)
+    read.rows.has_slos = read.has_slos
+    return read.rows, _summary(path, name, read, out_of_order)
+
+
+def _check_choice(name: str, given: object, allowed: tuple[str, ...]) -> None:
+    if given not in allowed:
+        raise ValueError(f"{name} is {given!r}; it must be one of {', '.join(allowed)}")
+
+
+def _check_synthesis(synthesize: str | None, rate_rps: float | None, seed: int) -> None:
+    if synthesize is None:
+        if rate_rps is not None:
+            raise ValueError(f"rate_rps is {rate_rps} without synthesize=poisson; the file's own arrivals have a rate")
+        return
+    _check_choice("synthesize", synthesize, get_args(Synthesize))
+    if rate_rps is None:
+        raise ValueError("synthesize=poisson needs rate_rps, the requests per second to draw")
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"seed is {seed!r}; it must be an integer of at least 0")
+
+
+def _check_rows(path: str | Path, read: ReadRows, on_bad_row: OnBadRow) -> None:
+    bad_rows = tuple(map(str, read.bad_rows))
+    without = sum(row.reason == NO_ARRIVAL for row in read.bad_rows)
+    if without and without == len(read.rows) + len(bad_rows):
         raise ValueError(
-            f"{path}: arrivals span {span_s:.6g} s, which is {span_s / 86400:.6g} days; "
-            "at most 30 are allowed; is the unit wrong? arrival_s is in seconds"
+            f"{path}: no row has an arrival ({bad_rows[0]}); "
+            "draw them with synthesize=poisson and rate_rps, requests per second"
         )
-    rows = len(columns.arrival_s)
-    summary = TraceSummary(
-        path=str(path),
-        rows=rows,
-        dropped=tuple(columns.bad_rows),
-        columns_ignored=columns.ignored,
-        rows_out_of_order=out_of_order,
-        span_s=span_s,
-        rate_rps=(rows - 1) / span_s if span_s > 0.0 else None,
-    )
-    return _requests(columns, slo_scale), summary
-
-
-def _check_rows(path: str | Path, columns: Columns, on_bad_row: OnBadRow) -> None:
-    if columns.bad_rows and on_bad_row == "error":
+    if bad_rows and on_bad_row == "error":
+        drawn = ", or draw all arrivals with synthesize=poisson and rate_rps" if without else ""
         raise ValueError(
-            f"{path}: {_counted(len(columns.bad_rows), 'bad row')}: {_some(columns.bad_rows)}. "
-            "Mend the file, or leave such rows out with on_bad_row=drop"
+            f"{path}: {counted(len(bad_rows), 'bad row')}: {some(bad_rows)}. "
+            f"Mend the file, or leave such rows out with on_bad_row=drop{drawn}"
         )
-    if not len(columns.arrival_s):
-        raise ValueError(f"{path}: no good row is left: {_some(columns.bad_rows)}")
+    if not len(read.rows):
+        left_out = "; ".join(f"{count} {reason}" for reason, count in read.left_out.items())
+        raise ValueError(f"{path}: no good row is left: {some(bad_rows) or left_out}")
 
 
-def _sort_and_rebase(columns: Columns) -> int:
+def _draw_arrivals(path: str | Path, read: ReadRows, rate_rps: float, seed: int) -> None:
+    """Poisson arrivals from the stream that synthetic workloads draw theirs from."""
+    given = int(np.count_nonzero(~np.isnan(read.rows.arrival_s)))
+    if given == len(read.rows):
+        raise ValueError(f"{path}: every row has an arrival; leave synthesize=poisson out, it is for rows without")
+    if given:
+        read.warnings.append(f"{counted(given, 'arrival')} of the file replaced, for other rows have none")
+    stream = np.random.SeedSequence(int(seed), spawn_key=(0,)).spawn(1)[0]
+    read.rows.arrival_s = arrival_times("poisson", np.random.default_rng(stream), rate_rps, len(read.rows))
+
+
+def _sort_and_rebase(read: ReadRows) -> int:
     """Sort by arrival, keeping the file's order among equals; shift to 0; answer the rows out of order."""
-    arrival_s = columns.arrival_s
+    arrival_s = read.rows.arrival_s
     out_of_order = int(np.count_nonzero(arrival_s < np.maximum.accumulate(arrival_s)))
     if out_of_order:
-        order = np.argsort(arrival_s, kind="stable")
-        for name in ("arrival_s", "prompt_tokens", "output_tokens", "ttft_slo_s", "tbt_slo_s", "abandon_s"):
-            setattr(columns, name, getattr(columns, name)[order])
-        columns.slo_class = [columns.slo_class[row] for row in order.tolist()]
-    columns.arrival_s = columns.arrival_s - columns.arrival_s[0]
+        read.rows = read.rows.take(np.argsort(arrival_s, kind="stable"))
+    read.rows.arrival_s = read.rows.arrival_s - read.rows.arrival_s[0]
     return out_of_order
 
 
-def _requests(columns: Columns, slo_scale: float) -> list[Request]:
-    """Requests of sorted columns.
-
-    The columns are checked, so a request's own checks are not run again: slots are filled a column at a time,
-    a fifth of the constructor's time for a million rows.
-    """
-    rows = len(columns.arrival_s)
-    values: dict[str, Any] = {
-        "id": range(rows),
-        "arrival_s": columns.arrival_s.tolist(),
-        "prompt_tokens": columns.prompt_tokens.tolist(),
-        "output_tokens": columns.output_tokens.tolist(),
-        "ttft_slo_s": (columns.ttft_slo_s * slo_scale).tolist(),
-        "tbt_slo_s": (columns.tbt_slo_s * slo_scale).tolist(),
-        "slo_class": columns.slo_class,
-        "prefix_hashes": repeat(()),
-        "abandon_s": columns.abandon_s.tolist(),
-    }
-    requests = _blank_requests(rows)
-    for field in fields(Request):
-        slot = getattr(Request, field.name)
-        deque(map(slot.__set__, requests, values[field.name]), maxlen=0)
-    return requests
+def _check_span(path: str | Path, read: ReadRows, max_span_s: float) -> None:
+    span_s = float(read.rows.arrival_s[-1])
+    if span_s > max_span_s:
+        raise ValueError(
+            f"{path}: arrivals span {span_s:.6g} s, which is {span_s / DAY_S:.6g} days; "
+            f"at most {max_span_s / DAY_S:.6g} are allowed; is the unit wrong? "
+            f"It was read as {read.time_unit}; time_unit= says otherwise"
+        )
 
 
-def _blank_requests(rows: int) -> list[Request]:
-    """Requests without values; the collector, which would walk them all time and again, rests meanwhile."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return list(map(object.__new__, repeat(Request, rows)))
-    finally:
-        if collects:
-            gc.enable()
-
-
-def _report(summary: TraceSummary) -> None:
-    rate = "all at once" if summary.rate_rps is None else f"{summary.rate_rps:.4g} requests/s"
-    ignored = ", ".join(summary.columns_ignored) or "none"
-    _log.info(
-        "read %s: %s over %.6g s, %s; columns ignored: %s",
-        summary.path,
-        _counted(summary.rows, "request"),
-        summary.span_s,
-        rate,
-        ignored,
+def _summary(path: str | Path, name: str, read: ReadRows, out_of_order: int) -> TraceSummary:
+    rows, dropped = read.rows, tuple(map(str, read.bad_rows))
+    span_s = float(rows.arrival_s[-1])
+    warnings = list(read.warnings)
+    if out_of_order:
+        warnings.append(f"{counted(out_of_order, 'row')} out of order; sorted by arrival")
+    if read.clamped_turns:
+        warnings.append(f"{counted(read.clamped_turns, 'follow-up turn')} without a new block: the last block is taken")
+    warnings += [f"left out {counted(count, 'row')}: {reason}" for reason, count in read.left_out.items()]
+    if dropped:
+        warnings.append(f"dropped {counted(len(dropped), 'bad row')}: {some(dropped)}")
+    return TraceSummary(
+        path=str(path),
+        format=name,
+        time_unit=read.time_unit,
+        rows=len(rows),
+        span_s=span_s,
+        rate_rps=(len(rows) - 1) / span_s if span_s > 0.0 else None,
+        prompt_tokens=Percentiles.of(rows.prompt_tokens),
+        output_tokens=Percentiles.of(rows.output_tokens),
+        has_slos=read.has_slos,
+        block_tokens=read.block_tokens,
+        dropped=dropped,
+        dropped_by_reason=dict(Counter(row.reason for row in read.bad_rows)) | read.left_out,
+        columns_ignored=read.ignored,
+        rows_out_of_order=out_of_order,
+        clamped_turns=read.clamped_turns,
+        warnings=tuple(warnings),
     )
-    if summary.rows_out_of_order:
-        out_of_order = _counted(summary.rows_out_of_order, "row")
-        _log.warning("%s: %s out of order; sorted by arrival", summary.path, out_of_order)
-    if summary.dropped:
-        dropped = _counted(len(summary.dropped), "bad row")
-        _log.warning("%s: dropped %s: %s", summary.path, dropped, _some(list(summary.dropped)))
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _some(rows: list[str]) -> str:
-    more = f"; and {len(rows) - SHOWN_ROWS} more" if len(rows) > SHOWN_ROWS else ""
-    return "; ".join(rows[:SHOWN_ROWS]) + more
