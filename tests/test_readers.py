@@ -172,7 +172,7 @@ dress = st.fixed_dictionaries(
 def test_any_valid_trace_is_read_exactly_however_it_is_stored(tmp_path_factory, kind, rows, how):
     text = WRITERS[kind](rows).replace("\n", how["line_end"])
     data = ("\ufeff" * how["mark"] + (text.rstrip("\r\n") if how["cut"] else text)).encode()
-    path = tmp_path_factory.mktemp("trace") / "t"  # gzip is known by content, not by name
+    path = tmp_path_factory.getbasetemp() / "t"  # gzip is known by content, not by name
     path.write_bytes(gzip.compress(data) if how["zip"] else data)
     read, summary = read_trace(path)
     order = sorted(range(len(rows)), key=lambda row: rows[row][0])
@@ -264,7 +264,7 @@ def mangled(data, text):
 def test_a_mangled_trace_is_refused_by_file_and_place_or_means_what_it_says(tmp_path_factory, kind, data):
     text = WRITERS[kind]([(0.25, 300, 20), (0.5, 41, 7), (8.125, 1000, 1), (8.125, 6, 3)])
     text = mangled(data, text)
-    path = tmp_path_factory.mktemp("trace") / "t"
+    path = tmp_path_factory.getbasetemp() / "t"
     path.write_bytes(text.encode())
     try:
         rows, summary = read_trace(path, format=kind.split()[0])
@@ -292,7 +292,7 @@ def test_mangled_bytes_and_archives_are_never_another_error(tmp_path_factory, ki
     stored = gzip.compress(text, mtime=0) if data.draw(st.booleans()) else text
     where = data.draw(st.integers(0, len(stored) - 1))
     stored = stored[:where] + data.draw(st.binary(max_size=2)) + stored[where + data.draw(st.integers(0, 9)) :]
-    path = tmp_path_factory.mktemp("trace") / "t"
+    path = tmp_path_factory.getbasetemp() / "t"
     path.write_bytes(stored)
     refusal = f"{path}: "
     try:

@@ -95,7 +95,7 @@ def test_any_valid_trace_is_read_exactly(tmp_path_factory, rows, line_end, zippe
     written = [
         Request(id=i, **dict(zip(FIELDS, (row[0] - first_s, *row[1:]), strict=True))) for i, row in enumerate(rows)
     ]
-    path = tmp_path_factory.mktemp("trace") / ("t.csv.gz" if zipped else "t.csv")
+    path = tmp_path_factory.getbasetemp() / ("t.csv.gz" if zipped else "t.csv")
     data = as_csv(written, line_end).encode()
     path.write_bytes(gzip.compress(data) if zipped else data)
     assert load_trace(path) == written
@@ -109,7 +109,7 @@ def test_a_mangled_trace_is_read_exactly_or_refused_with_its_file_and_never_othe
     where = data.draw(st.integers(0, len(text)))
     cut = data.draw(st.integers(0, 3))
     mangled = text[:where] + data.draw(st.text('0159.,-+eEnaif \n\r"_;x\u0661\0', max_size=3)) + text[where + cut :]
-    path = tmp_path_factory.mktemp("trace") / "t.csv"
+    path = tmp_path_factory.getbasetemp() / "t.csv"
     path.write_bytes(mangled.encode())
     refusal = ""
     try:
@@ -194,7 +194,7 @@ def test_an_unsorted_trace_is_sorted_with_a_warning_and_starts_at_zero(write, ca
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
 @settings(max_examples=50, deadline=None)
 def test_any_order_of_rows_is_sorted_stably(tmp_path_factory, arrivals):
-    path = tmp_path_factory.mktemp("trace") / "t.csv"
+    path = tmp_path_factory.getbasetemp() / "t.csv"
     rows = "".join(f"{arrival},{row + 1}\n" for row, arrival in enumerate(arrivals))
     path.write_text("arrival_s,prompt_tokens\n" + rows)
     order = sorted(range(len(arrivals)), key=lambda row: arrivals[row])
