@@ -9,6 +9,7 @@ from flowsim.policy import ComposedPolicy, Policy, Polling, View
 from flowsim.profile import Profile, load_profile
 from flowsim.sim import simulate
 from flowsim.timeline import Stops
+from flowsim.workload import load_trace
 
 __all__ = [
     "Alone",
@@ -30,6 +31,7 @@ __all__ = [
     "TokenBudget",
     "View",
     "load_profile",
+    "load_trace",
     "simulate",
 ]
 

@@ -43,7 +43,19 @@ ONLY = {
     "batching": {"core", "policy", "queue", "timeline"},
     "contract": {"core", "view"},
     "report": {"core", "log", "metrics", "summary"},
-    "flowsim": {"batching", "cluster", "core", "latency", "metrics", "policy", "profile", "sim", "summary", "timeline"},
+    "flowsim": {
+        "batching",
+        "cluster",
+        "core",
+        "latency",
+        "metrics",
+        "policy",
+        "profile",
+        "sim",
+        "summary",
+        "timeline",
+        "workload",
+    },
 }
 # Packages that only some modules may import, at the top or inside a function.
 KEPT_TO = {
