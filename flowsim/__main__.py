@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import flowsim
+
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
@@ -37,7 +39,10 @@ def main() -> None:
     arguments = sys.argv[1:]
     try:
         if {"--help", "-h"} & set(arguments):
-            print(_help(), flush=True)
+            print(_help(_config_dir(arguments)), flush=True)
+            return
+        if "--version" in arguments:
+            print(f"flowsim {flowsim.__version__}", flush=True)
             return
         wants_traceback = os.environ.setdefault("HYDRA_FULL_ERROR", "0") == "1"
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the complaint is worded here
@@ -57,25 +62,36 @@ def _run(arguments: list[str], wants_traceback: bool) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from flowsim.config import CONF, explain, strip_plus
+    from flowsim.config import CONF, explain, normalised
     from flowsim.core import PolicyError
 
-    arguments = strip_plus(arguments)
-    sys.argv = [sys.argv[0], *arguments]
-    finished: list[int] = []
-    command = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+    mistakes = (HydraException, OmegaConfBaseException, PolicyError, ValueError, OSError)
+
+    def failed(error: Exception) -> int:
+        if wants_traceback or isinstance(error, BrokenPipeError):
+            raise error
+        print(f"flowsim: {explain(error)}", file=sys.stderr)
+        return 2
+
+    codes: list[int] = []
+
+    def job(config: DictConfig) -> None:
+        try:
+            codes.append(_job(config))
+        except mistakes as error:  # the other runs of a sweep go on
+            codes.append(failed(error))
+
+    # a user's own modules lie where the command is given, or beside the folder of their configurations
+    config_dir = _config_dir(arguments)
+    sys.path += [str(Path.cwd())] + ([str(Path(config_dir).absolute().parent)] if config_dir else [])
+    sys.argv = [sys.argv[0], *normalised(arguments)]
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
     logging.getLogger("flowsim").setLevel(logging.INFO)
     try:
-        command(lambda config: finished.append(_job(config)))()
-    except BrokenPipeError:
-        raise
-    except (HydraException, OmegaConfBaseException, PolicyError, ValueError, OSError) as error:
-        if wants_traceback:
-            raise
-        print(f"flowsim: {explain(error, arguments, _config_dir(arguments))}", file=sys.stderr)
-        return 2
-    return 1 if 0 in finished else 0
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
+    except mistakes as error:
+        codes.append(failed(error))
+    return max(codes, default=0)
 
 
 def _config_dir(arguments: list[str]) -> str | None:
@@ -88,7 +104,7 @@ def _config_dir(arguments: list[str]) -> str | None:
 
 
 def _job(config: DictConfig) -> int:
-    """One run of the configuration; returns the number of requests that finished, or 1 where 0 is fine."""
+    """One run of the configuration; returns 0, or 1 where no request finished and that is not fine."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
@@ -102,19 +118,23 @@ def _job(config: DictConfig) -> int:
     chosen = runtime.choices
     title = f"{chosen['policy']} on {chosen['workload']}, {config.model} on {config.tp} x {config.gpu}"
     finished: int = task(setup, title=title, report=report, folder=folder, quiet=config.quiet)
-    if not finished:
-        print("flowsim: no request finished", file=sys.stderr)
-    return finished if config.fail_on_empty else 1
+    if finished:
+        return 0
+    print("flowsim: no request finished", file=sys.stderr)
+    return 1 if config.fail_on_empty else 0
 
 
-def _help() -> str:
-    """What can be chosen, read from the shipped folders; Hydra is not needed for it."""
+def _help(config_dir: str | None) -> str:
+    """What can be chosen, read from the shipped folders and the user's; Hydra is not needed for it."""
     from flowsim.names import shipped
     from flowsim.profile import MODEL_ALIASES, profile_table
 
     names = ("policy", "workload", "predictor", "cluster", "router", "task", "report")
-    choices = {name: sorted(path.stem for path in (shipped("conf") / name).glob("*.yaml")) for name in names}
-    groups = "\n".join(f"{name + '=':<11} {', '.join(found)}" for name, found in choices.items())
+    folders = [shipped("conf")] + ([Path(config_dir)] if config_dir else [])
+    choices = {
+        name: sorted({path.stem for folder in folders for path in (folder / name).glob("*.yaml")}) for name in names
+    }
+    groups = "\n".join(f"{name + '=':<11} {', '.join(sorted(found))}" for name, found in choices.items())
     profiles = "\n".join(
         f"  {model:<16} {gpu:<12} tp {', '.join(map(str, degrees))}" for model, gpu, degrees in profile_table()
     )

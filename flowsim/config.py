@@ -8,9 +8,12 @@ With `__main__` the only module that imports hydra. In a notebook::
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import re
+import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +27,7 @@ from hydra.errors import (
     MissingConfigException,
     OverrideParseException,
 )
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
@@ -37,7 +40,7 @@ from flowsim.policy import Policy
 from flowsim.profile import load_profile
 from flowsim.sim import simulate
 
-__all__ = ["CONF", "ConfigError", "Setup", "build", "compose", "explain", "strip_plus"]
+__all__ = ["CONF", "ConfigError", "Setup", "build", "compose", "explain", "make", "normalised"]
 
 TYPES = {"model": str, "tp": int, "seed": int, "strict": bool, "quiet": bool, "fail_on_empty": bool}
 TYPES |= {"horizon_s": float, "warmup_s": float, "cooldown_s": float}
@@ -52,9 +55,15 @@ class ConfigError(ValueError):
     """A configuration that names something which does not exist, or leaves out what is needed."""
 
 
-def strip_plus(overrides: Sequence[str]) -> list[str]:
-    """Turns `+policy=` and `+workload=` into `policy=` and `workload=`: both spellings mean the same choice."""
-    return [re.sub(r"^\+(?=(policy|workload)=)", "", override) for override in overrides]
+def normalised(overrides: Sequence[str]) -> list[str]:
+    """Overrides as Hydra wants them, so that two spellings of a thing mean the same.
+
+    `+policy=` and `+workload=` choose like `policy=` and `workload=`. A key inside a group (`workload.rate_scale=2`)
+    may be any that the chosen class or function reads, whether or not its file shows it: `build` names those that
+    are not read.
+    """
+    chosen = [re.sub(r"^\+(?=(policy|workload)=)", "", override) for override in overrides]
+    return [f"++{one}" if re.match(rf"({'|'.join(GROUPS)})\.[\w.]+=", one) else one for one in chosen]
 
 
 def compose(overrides: Sequence[str] = (), *, config_dir: str | Path | None = None) -> DictConfig:
@@ -67,11 +76,11 @@ def compose(overrides: Sequence[str] = (), *, config_dir: str | Path | None = No
     Raises:
         ConfigError: an unknown name, with near names and the choices.
     """
-    arguments = strip_plus(overrides)
+    arguments = normalised(overrides)
     try:
         return _compose(arguments, config_dir)
     except HydraException as error:
-        raise ConfigError(explain(error, arguments, config_dir)) from error
+        raise ConfigError(explain(error)) from error
 
 
 def _compose(overrides: Sequence[str], config_dir: str | Path | None) -> DictConfig:
@@ -164,11 +173,15 @@ def make(config: DictConfig, group: str, **offered: Any) -> Any:
         raise ConfigError(f"{group}: {error.__cause__ or error}") from error
 
 
+def known_keys() -> set[str]:
+    """The groups and the scalars beside them."""
+    return {*map(str, OmegaConf.load(CONF / "config.yaml")), *GROUPS} - {"defaults", "hydra"}
+
+
 def _check_top(config: DictConfig) -> None:
-    known = {*OmegaConf.load(CONF / "config.yaml"), *GROUPS} - {"defaults", "hydra"}
     for key in config:
-        if key not in known:
-            raise ConfigError(unknown("key", key, known))
+        if key not in known_keys():
+            raise ConfigError(unknown("key", key, known_keys()))
 
 
 def _check_keys(node: Any, where: str) -> None:
@@ -192,11 +205,21 @@ def _check_keys(node: Any, where: str) -> None:
 
 
 def _target(node: DictConfig, where: str) -> Callable[..., Any]:
-    name = node._get_node("_target_")._value()  # type: ignore[union-attr]
+    """The class or function that a node names; a fault in its module is told with file and line."""
+    name = str(node._get_node("_target_")._value())  # type: ignore[union-attr]
+    module, _, attribute = name.rpartition(".")
     try:
-        target: Callable[..., Any] = get_object(name)
-    except (ImportError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{where}._target_ {name!r} cannot be imported: {error}") from error
+        target: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        hint = f"; it is looked for in {', '.join(map(str, sys.path[-2:]))} and where packages are (PYTHONPATH)"
+        raise ConfigError(f"{where}._target_ {name!r} cannot be imported: {error}{hint}") from error
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if not frame.filename.startswith(("<", sys.prefix, sys.base_prefix))]
+        last = (own or frames)[-1]
+        place = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
+        kind = type(error).__name__
+        raise ConfigError(f"{where}._target_ {name!r} cannot be imported: {kind}: {error}{place}") from error
     return target
 
 
@@ -235,7 +258,7 @@ def _check_type(value: Any, annotation: Any, key: str) -> None:
         )
 
 
-def explain(error: Exception, overrides: Sequence[str], config_dir: str | Path | None = None) -> str:
+def explain(error: Exception) -> str:
     """Hydra's complaint about a configuration, in one sentence with near names and the choices."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
@@ -243,29 +266,18 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | Path |
     text = str(error).split("\n")[0]
     found = re.search(r"Could not override '([^']+)'", text)
     if isinstance(error, ConfigCompositionException) and found:
-        return _unknown_key(found.group(1), overrides, config_dir)
+        return unknown("key", found.group(1), known_keys())
+    if "Ambiguous value" in text:
+        return f"{text}; for a run of each value, add -m"
     if isinstance(error, OverrideParseException):
+        given = str(error.override).removeprefix("++")
         return (
-            f"cannot read {error.override!r}: KEY=VALUE is expected, and quotes around a value with blanks, brackets, "
-            """commas or letters beyond ASCII, as in 'workload.path="a b.csv"'"""
+            f"cannot read {given!r}: KEY=VALUE is expected, and quotes around a value with blanks, brackets, commas "
+            """or letters beyond ASCII, as in 'workload.path="a b.csv"'"""
         )
     if isinstance(error, OmegaConfBaseException):
         text = str(error.msg).split("\n")[0]
     return text
-
-
-def _unknown_key(key: str, overrides: Sequence[str], config_dir: str | Path | None) -> str:
-    """Names the choices beside a key that the configuration has not."""
-    chosen = [override for override in overrides if override.split("=")[0] in GROUPS and "," not in override]
-    config = _compose(chosen, config_dir)
-    parent, _, name = key.rpartition(".")
-    while parent and OmegaConf.select(config, parent, throw_on_missing=False) is None:
-        parent, _, name = parent.rpartition(".")
-    node = OmegaConf.select(config, parent) if parent else config
-    if not OmegaConf.is_dict(node):
-        return f"unknown key {key!r}: {parent} is a value, not a group of keys"
-    prefix = f"{parent}." if parent else ""
-    return unknown("key", f"{prefix}{name}", [f"{prefix}{one}" for one in map(str, node) if not one.startswith("_")])
 
 
 def _full_key(error: OmegaConfBaseException) -> str:

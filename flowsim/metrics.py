@@ -38,7 +38,7 @@ _OBJECTS: dict[str, Callable[[str], Any]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What one run did.
 
@@ -92,6 +92,12 @@ class Result:
             "simulation_wall_s": simulation_wall_s,
         }
         return Result(tables, run)
+
+    def __repr__(self) -> str:
+        figures = self.summary()
+        attained = "no SLOs" if figures["attainment"] is None else f"attainment {figures['attainment']:.2%}"
+        run = self.run
+        return f"Result({figures['requests']} requests, {attained}, {run['model']} on {figures['gpus']} x {run['gpu']})"
 
     @cached_property
     def requests(self) -> pd.DataFrame:

@@ -15,9 +15,9 @@ def shipped(folder: str) -> Path:
     return inside if inside.is_dir() else Path(__file__).parent.parent / folder
 
 
-def near_names(given: str, choices: Iterable[str]) -> str:
-    """``did you mean 'b200'?``, or nothing where no choice is near."""
-    near = difflib.get_close_matches(given.lower(), sorted(set(choices)), n=3, cutoff=0.5)
+def near_names(given: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
+    """``did you mean 'b200'?``, or nothing where no choice is as near as `cutoff` (0 any, 1 the same)."""
+    near = difflib.get_close_matches(given.lower(), sorted(set(choices)), n=3, cutoff=cutoff)
     return "did you mean " + " or ".join(repr(name) for name in near) + "? " if near else ""
 
 
@@ -25,4 +25,6 @@ def unknown(kind: str, given: object, choices: Iterable[str], where: str = "") -
     """For example ``unknown gpu 'b100' for model=x; did you mean 'b200'? Choices: b200, h100``."""
     names = sorted(set(choices))
     subject = f"unknown {kind} {str(given)!r}" + (f" {where}" if where else "")
-    return f"{subject}; {near_names(str(given), names)}Choices: {', '.join(names) or 'none'}"
+    if not names:
+        return f"{subject}; there is none to choose"
+    return f"{subject}; {near_names(str(given), names)}Choices: {', '.join(names)}"

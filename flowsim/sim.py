@@ -148,7 +148,8 @@ def _run(env: simpy.Environment, horizon_s: float) -> int:
 
 def _check_run(policy: Policy, seed: int, horizon_s: float, warmup_s: float, cooldown_s: float) -> None:
     if not isinstance(getattr(policy, "stops", None), Stops) or not callable(getattr(policy, "select", None)):
-        raise ValueError(f"{policy!r:.80} is no policy: it needs `stops`, a member of Stops, and `select(view)`")
+        hint = "; for a shipped one: flowsim.config.build(compose(['policy=NAME'])).policy" * isinstance(policy, str)
+        raise ValueError(f"{policy!r:.80} is no policy: it needs `stops`, a member of Stops, and `select(view)`{hint}")
     if not isinstance(seed, int) or seed < 0:
         raise ValueError(f"seed is {seed!r}; it must be a whole number of at least 0")
     if not horizon_s > 0.0:

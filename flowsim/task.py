@@ -10,7 +10,7 @@ from rich.console import Console
 
 from flowsim.config import Setup
 from flowsim.core import Outcome
-from flowsim.report.plots import Plots, draw_workload
+from flowsim.report.plots import NoReport, Plots, draw_workload
 from flowsim.report.terminal import RunProgress, class_table
 from flowsim.workload import describe, write_trace
 
@@ -20,7 +20,7 @@ __all__ = ["Export", "Simulate"]
 class Simulate:
     """`task=simulate`: one run, its result files, its report, and a table."""
 
-    def __call__(self, setup: Setup, *, title: str, report: Plots, folder: Path, quiet: bool) -> int:
+    def __call__(self, setup: Setup, *, title: str, report: Plots | NoReport, folder: Path, quiet: bool) -> int:
         """Runs it; returns how many requests finished."""
         if quiet:
             result = setup.run()
@@ -41,7 +41,7 @@ class Simulate:
 class Export:
     """`task=export`: the workload written as `trace.csv`, which replays it, and drawn as `workload.png`; no run."""
 
-    def __call__(self, setup: Setup, *, title: str, report: Plots, folder: Path, quiet: bool) -> int:
+    def __call__(self, setup: Setup, *, title: str, report: Plots | NoReport, folder: Path, quiet: bool) -> int:
         """Writes them; returns how many requests there are."""
         if not isinstance(setup.requests, Sequence):
             raise ValueError("a closed loop has no arrivals before it runs; replay the requests.csv of a run instead")
@@ -62,15 +62,18 @@ def notes(figures: dict[str, Any]) -> list[str]:
     blocking = f" (mean blocking {blocking_s * 1e3:.2f} ms)" if blocking_s is not None else ""
     lines = [
         f"offered load {load}, utilisation {figures['utilisation']:.1%}",
-        f"{preemptions['count']} preemptions{blocking}, {batches['multi']} batches of two or more",
+        f"preemptions: {preemptions['count']}{blocking}, batches of two or more: {batches['multi']}",
     ]
+    if not figures["measured"]:
+        lines.append("no request is left to measure: warmup_s and cooldown_s leave out all of them")
     warnings = {
         "impossible": "have an SLO under their TTFT on an idle instance",
         "rejected": "were rejected",
         "unfinished": "did not finish",
         "extrapolated": "are longer than the profile was measured for",
     }
-    left_out = {name.replace("_", "-"): count for name, count in figures["left_out"].items() if count}
+    kinds = {"warmup": "in the warm-up", "cooldown": "in the cool-down", "after_horizon": "after the horizon"}
+    left_out = [f"{count} {kinds[name]}" for name, count in figures["left_out"].items() if count]
     if left_out:
-        lines.append("left out: " + ", ".join(f"{count} requests of the {name}" for name, count in left_out.items()))
+        lines.append("arrivals left out: " + ", ".join(left_out))
     return lines + [f"requests that {text}: {figures[key]}" for key, text in warnings.items() if figures[key]]

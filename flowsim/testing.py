@@ -103,7 +103,7 @@ def _under_way(jobs: Sequence[Job], share: float, latency: LatencyModel, kv: KVP
 
 
 def check_policy(policy: Policy, *, situations: int = 300, runs: int = 5, seed: int = 0) -> None:
-    """Proves that a policy conforms to the contract of `select`, over generated situations and short runs.
+    """Tests that a policy conforms to the contract of `select`, over generated situations and short runs.
 
     In each situation its answer must be legal (running, suspended, or new and fitting), it must not idle a GPU
     that has work, answering must change nothing, and the answer must depend on the jobs and the time alone: not
@@ -128,7 +128,7 @@ def check_policy(policy: Policy, *, situations: int = 300, runs: int = 5, seed: 
 
 
 def _check_situation(policy: Policy, seed: int) -> None:
-    view = _situation(seed, shuffle=False)
+    view = _situation(seed, policy.stops, shuffle=False)
     before = _described(view)
     answer = policy.select(view)
     where = f"in situation {seed}: {before}"
@@ -138,7 +138,7 @@ def _check_situation(policy: Policy, seed: int) -> None:
     name = _named(answer)
     if _named(policy.select(view)) != name:
         raise AssertionError(f"asked twice, select chose {name}, then {_named(policy.select(view))} {where}")
-    other = _named(policy.select(_situation(seed, shuffle=True)))
+    other = _named(policy.select(_situation(seed, policy.stops, shuffle=True)))
     if other != name:
         raise AssertionError(f"select chose {name}, and {other} with the queue filled in another order {where}")
 
@@ -154,7 +154,7 @@ def _check_answer(policy: Policy, view: InstanceView, answer: Batch | None, wher
         raise AssertionError(f"select {breach.did}; allowed: {breach.allowed}. It did so {where}")
 
 
-def _situation(seed: int, *, shuffle: bool) -> InstanceView:
+def _situation(seed: int, stops: Stops, *, shuffle: bool) -> InstanceView:
     """A moment on an instance: up to eight jobs wait, up to three batches are paused, one may run."""
     stream = random.Random(f"situation {seed}")
     jobs = [Job(request) for request in _requests(stream, 14, spread_s=3.0)]
@@ -164,7 +164,8 @@ def _situation(seed: int, *, shuffle: bool) -> InstanceView:
     for job in waiting:
         if stream.random() < 0.2:
             job.done_tokens = stream.randrange(job.prompt_tokens)
-    suspended = [([rest[place]], stream.random() * 0.9) for place in range(stream.randint(0, 3))]
+    paused = stream.randint(0, 3) if stops is not Stops.REQUEST else 0  # such a policy never has a suspended batch
+    suspended = [([rest[place]], stream.random() * 0.9) for place in range(paused)]
     running = (rest[3 : 3 + stream.randint(1, 2)], stream.random() * 0.9) if stream.random() < 0.5 else None
     started = [job for job in waiting if job.done_tokens] + [job for jobs, _ in suspended for job in jobs]
     started += running[0] if running else []

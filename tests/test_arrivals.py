@@ -85,7 +85,7 @@ def test_a_rate_profile_is_followed_step_by_step_and_period_by_period(tmp_path):
     [
         ("poison", "did you mean 'poisson'"),
         ("nowhere.Process", "cannot be imported"),
-        ({"gamma": {"c": 1}}, "unexpected keyword argument 'c'"),
+        ({"gamma": {"c": 1}}, "unknown parameter 'c' of the arrivals gamma"),
         ({"gamma": {"cv": 0}}, "gamma.cv is 0"),
         ({"on_off": {"off_share": 2}}, "within 0..1"),
         ({"diurnal": {}}, "at least one step"),

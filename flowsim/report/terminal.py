@@ -62,28 +62,27 @@ class RunProgress:
 
 
 def class_table(result: Result, title: str) -> Table:
-    """Attainment and TTFT by class, all requests last."""
+    """Attainment and TTFT by class, all requests last; of the requests that are measured."""
     figures = result.summary()
     everyone = result.tables["requests"]
     requests = {name: cells[everyone["measured"]] for name, cells in everyone.items()}
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    table.add_column("class", no_wrap=True)
-    for name in ("requests", "SLO s", "attained", "TTFT s: mean", "p50", "p90", "p99", "paused"):
-        table.add_column(name, justify="right", no_wrap=True)
+    rows = []
     for name, ttft_s in figures["ttft_s_by_class"].items():
-        rows = requests["slo_class"] == name
+        chosen = requests["slo_class"] == name
         attained = figures["attainment_by_class"][name]
-        table.add_row(name, *_cells(requests, rows, _slos(requests["ttft_slo_s"][rows]), attained, ttft_s))
-    table.add_section()
+        rows.append([name, *_cells(requests, chosen, _slos(requests["ttft_slo_s"][chosen]), attained, ttft_s)])
     every = np.ones(len(requests["id"]), dtype=bool)
-    table.add_row("all", *_cells(requests, every, "", figures["attainment"], figures["ttft_s"]))
+    rows.append(["all", *_cells(requests, every, "", figures["attainment"], figures["ttft_s"])])
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("class", no_wrap=True)  # the one that gives way where the terminal is narrow
+    names = ("requests", "SLO s", "attained", "TTFT mean", "p50", "p90", "p99 s", "paused")
+    for place, name in enumerate(names, start=1):
+        width = max(len(name), *(len(row[place]) for row in rows))
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    for row in rows[:-1]:
+        table.add_row(*row)
+    table.add_section()
+    table.add_row(*rows[-1])
     return table
 
 
@@ -103,4 +102,4 @@ def _slos(slos_s: npt.NDArray[np.float64]) -> str:
     if not finite_s:
         return "none"
     ends_s = finite_s[:1] if len(finite_s) == 1 else [finite_s[0], finite_s[-1]]
-    return "-".join(f"{slo_s:.3g}" for slo_s in ends_s)
+    return "-".join(f"{slo_s:.2g}" if len(ends_s) > 1 else f"{slo_s:.3g}" for slo_s in ends_s)

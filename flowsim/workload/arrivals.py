@@ -8,6 +8,7 @@ drawn elsewhere, from other streams.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -228,10 +229,11 @@ def _process(given: object) -> ArrivalProcess:
             return given
         raise ValueError(f"workload.arrivals is {given!r:.80}; it must be a name or {{name: {{parameter: value}}}}")
     kind = PROCESSES.get(given) or _imported(given)
-    try:
-        return kind(**(parameters or {}))  # type: ignore[no-any-return]
-    except TypeError as error:
-        raise ValueError(f"workload.arrivals {given}: {error}".replace("__init__() ", "")) from error
+    taken = list(inspect.signature(kind).parameters)
+    for name in parameters or {}:
+        if name not in taken:
+            raise ValueError(unknown("parameter", name, taken, where=f"of the arrivals {given}"))
+    return kind(**(parameters or {}))  # type: ignore[no-any-return]
 
 
 def _imported(name: str) -> type:

@@ -22,7 +22,7 @@ __all__ = ["MAX_TOKENS", "Rows"]
 MAX_TOKENS = 2**31 - 1
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class Rows:
     """Columns of one length, a row per request. Seconds are float64 and tokens int64.
 
@@ -54,6 +54,9 @@ class Rows:
             "slo_class": ["default"] * n,
         } | columns
         return Rows(arrival_s=arrival_s, prompt_tokens=prompt_tokens, **given)
+
+    def __repr__(self) -> str:
+        return f"Rows({len(self)} requests, classes {sorted(set(self.slo_class))})"
 
     def __len__(self) -> int:
         return len(self.arrival_s)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from flowsim.core import Request
+from flowsim.names import near_names
 from flowsim.workload.arrivals import arrival_times
 from flowsim.workload.define import workload
 from flowsim.workload.readers import NO_ARRIVAL, READERS, TIME_UNITS, ReadRows, choose, open_trace
@@ -25,6 +27,7 @@ OnBadRow = Literal["error", "drop"]
 Synthesize = Literal["poisson"]
 
 DAY_S = 86400.0
+KNOWN_COLUMNS = tuple(field.name for field in fields(Request) if field.name != "id")
 
 _log = logging.getLogger("flowsim")
 
@@ -181,6 +184,10 @@ def _summary(path: str | Path, name: str, read: ReadRows, out_of_order: int) -> 
     if read.clamped_turns:
         warnings.append(f"{counted(read.clamped_turns, 'follow-up turn')} without a new block: the last block is taken")
     warnings += [f"left out {counted(count, 'row')}: {reason}" for reason, count in read.left_out.items()]
+    for column in read.ignored:
+        near = near_names(column, KNOWN_COLUMNS, cutoff=0.8)
+        if near and name in ("csv", "jsonl"):
+            warnings.append(f"the column {column!r} is ignored; {near.strip()}")
     if dropped:
         warnings.append(f"dropped {counted(len(dropped), 'bad row')}: {some(dropped)}")
     return TraceSummary(
