@@ -70,8 +70,8 @@ def require(table: pd.DataFrame, needed: Sequence[str], name: str) -> None:
         raise ValueError(f"{name}: the table has no rows")
 
 
-def check_positive(table: pd.DataFrame, column: str, name: str, *, first_line: int = 2) -> None:
-    """Refuses values that are not finite and above 0.
+def check_positive(table: pd.DataFrame, column: str, name: str) -> None:
+    """Refuses values that are not finite and above 0; the index holds the rows of the file, from 0.
 
     Raises:
         ValueError: with the line of the file, the column and the value.
@@ -79,7 +79,6 @@ def check_positive(table: pd.DataFrame, column: str, name: str, *, first_line: i
     values = pd.to_numeric(table[column], errors="coerce").to_numpy(dtype=float)
     bad = np.flatnonzero(~(np.isfinite(values) & (values > 0.0)))
     if bad.size:
-        row = int(bad[0])
-        raise ValueError(
-            f"{name}: line {row + first_line}: {column} is {table[column].iloc[row]!r}; allowed: a finite number above 0"
-        )
+        line = int(table.index[bad[0]]) + 2
+        found = table[column].iloc[int(bad[0])]
+        raise ValueError(f"{name}: line {line}: {column} is {found!r}; allowed: a finite number above 0")

@@ -101,7 +101,7 @@ def _attention(origin: Origin, path: Path) -> pd.DataFrame:
         if part.empty:
             continue
         column = _column(part, name, path)
-        check_positive(part, column, str(path), first_line=int(part.index[0]) + 2)
+        check_positive(part, column, str(path))
         seconds = part[column].to_numpy(dtype=float) / 1e3
         if name == "attn_prefill":
             counts = {
