@@ -74,7 +74,12 @@ class Layer:
     """One layer's shard: weights, and the five operators at whose ends a prefill may be stopped."""
 
     def __init__(
-        self, rank: Rank, kernels: Kernels, draw: Weights, all_reduce: Callable[[torch.Tensor], None]
+        self,
+        rank: Rank,
+        kernels: Kernels,
+        draw: Weights,
+        all_reduce: Callable[[torch.Tensor], None],
+        rope_table: torch.Tensor,
     ) -> None:
         shapes, hidden = rank.shapes, rank.shapes.hidden_size
         self.rank, self.shapes, self.kernels, self.all_reduce = rank, shapes, kernels, all_reduce
@@ -84,7 +89,7 @@ class Layer:
         self.o = draw.matrix(*gemms["o_proj_gemm"])
         self.input_norm, self.post_norm = (1.0 + draw.normal(hidden, scale=0.1) for _ in range(2))
         self.q_norm, self.k_norm = (1.0 + draw.normal(shapes.head_dim, scale=0.1) for _ in range(2))
-        self.rope_table = rope_table(shapes.head_dim, shapes.max_context_tokens, draw)
+        self.rope_table = rope_table
         if shapes.experts:
             columns = shapes.expert_intermediate_size // rank.tp
             self.router = draw.matrix(*gemms["router_gemm"])
@@ -188,25 +193,40 @@ class Model:
         self.embedding = draw.normal(vocab, shapes.hidden_size)
         self.lm_head = self.embedding if shapes.tied_embeddings else draw.matrix(vocab, shapes.hidden_size)
         self.final_norm = 1.0 + draw.normal(shapes.hidden_size, scale=0.1)
-        self.layers = [Layer(rank, kernels, draw, all_reduce) for _ in range(min(distinct, shapes.layers))]
+        table = rope_table(shapes.head_dim, shapes.max_context_tokens, draw)
+        self.layers = [Layer(rank, kernels, draw, all_reduce, table) for _ in range(min(distinct, shapes.layers))]
+
+    def use(self, kernels: Kernels) -> None:
+        """Runs on other kernels from now on."""
+        self.kernels = kernels
+        for layer in self.layers:
+            layer.kernels = kernels
 
     def start(self, tokens: torch.Tensor, *, cached: int = 0, layers: int | None = None) -> Work:
-        """The embedding of (batch, new) token numbers, and random caches of `cached` tokens for so many layers."""
+        """A pass over (batch, new) token numbers, embedded, with random caches of `cached` tokens for so many layers."""
         batch, new = tokens.shape
         kv = (batch, cached + new, self.rank.kv_heads, self.shapes.head_dim)
-        count = self.shapes.layers if layers is None else layers
-        x = F.embedding(tokens.flatten(), self.embedding)
+        x = self.embed(tokens)
         return Work(
             x=x,
             residual=torch.zeros_like(x),
             positions=torch.arange(cached, cached + new, device=x.device).repeat(batch),
             attend=self.kernels.attention.prepare(batch, new, cached),
-            caches=[(self.draw.normal(*kv), self.draw.normal(*kv)) for _ in range(count)],
+            caches=[
+                (self.draw.normal(*kv), self.draw.normal(*kv))
+                for _ in range(self.shapes.layers if layers is None else layers)
+            ],
             shape=(batch, new, cached),
         )
 
-    def prefill(self, work: Work, at_end: Callable[[str], None] | None = None) -> torch.Tensor:
-        """Runs all layers and the head; `at_end` is told each operator that has been issued. The next tokens."""
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The hidden states that enter layer 0."""
+        return F.embedding(tokens.flatten(), self.embedding)
+
+    def prefill(self, work: Work, tokens: torch.Tensor, at_end: Callable[[str], None] | None = None) -> torch.Tensor:
+        """A whole pass, from the embedding; `at_end` is told each operator that has been issued. The next tokens."""
+        work.x = self.embed(tokens)
+        work.residual = torch.zeros_like(work.x)
         for number in range(len(work.caches)):
             for name, step in self.layers[number % len(self.layers)].steps:
                 step(work, number)

@@ -24,12 +24,15 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
 LAYER_TOLERANCE = 0.1  # a bf16 layer's roundings add up, and may flip the choice of an expert
 
 
+Outputs = torch.Tensor | tuple[torch.Tensor, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """An operator with its inputs; `experts` are those that a MoE call touches, 0 for other operators."""
 
-    call: Callable[[], torch.Tensor]
-    expected: Callable[[], torch.Tensor]
+    call: Callable[[], Outputs]
+    expected: Callable[[], Outputs]
     experts: int = 0
 
 
@@ -65,7 +68,8 @@ def check(model: Model, point: Point) -> None:
         ValueError: the relative error is too large for the model's number format (names operator and error).
     """
     prepared = prepare(model, point)
-    error = plain.relative_error(prepared.call(), prepared.expected())
+    outputs = [one if isinstance(one, tuple) else (one,) for one in (prepared.call(), prepared.expected())]
+    error = max(plain.relative_error(found, expected) for found, expected in zip(*outputs, strict=True))
     allowed = LAYER_TOLERANCE if point.operator == "whole_layer" else TOLERANCE[model.draw.dtype]
     if not error <= allowed:
         raise ValueError(
@@ -114,16 +118,14 @@ def _elementwise(model: Model, point: Point) -> Prepared | None:
     return _both(*((kernel.rope, plain.rope, (one, layer.rope_table, positions)) for one in (q, k)))
 
 
-def _both(*calls: tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]) -> Prepared:
-    """Queries and keys one after the other; the keys are what is checked, and the queries too."""
-
-    def call() -> torch.Tensor:
-        return [function(*given) for function, _, given in calls][-1]
-
-    def expected() -> torch.Tensor:
-        return [definition(*given) for _, definition, given in calls][-1]
-
-    return Prepared(call=call, expected=expected)
+def _both(
+    *calls: tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], tuple[torch.Tensor, ...]],
+) -> Prepared:
+    """Queries and keys, one after the other."""
+    return Prepared(
+        call=lambda: tuple(function(*given) for function, _, given in calls),
+        expected=lambda: tuple(definition(*given) for _, definition, given in calls),
+    )
 
 
 def _gemm(model: Model, point: Point) -> Prepared | None:
@@ -149,11 +151,12 @@ def _ends(model: Model, point: Point) -> Prepared | None:
         x = draw.normal(point.sequences, shapes.hidden_size)
         return Prepared(call=lambda: F.linear(x, model.lm_head), expected=lambda: plain.linear(x, model.lm_head))
     if point.operator == "sampler":
-        logits = draw.normal(point.sequences, shapes.vocab_size)
-        return Prepared(
-            call=lambda: logits.float().argmax(-1),
-            expected=lambda: (logits == logits.amax(-1, keepdim=True)).int().argmax(-1),
+        logits, likeliest = (
+            draw.normal(point.sequences, shapes.vocab_size),
+            draw.below(shapes.vocab_size, point.sequences),
         )
+        logits.scatter_(1, likeliest[:, None], 100.0)
+        return Prepared(call=lambda: logits.float().argmax(-1), expected=lambda: likeliest)
     return None
 
 

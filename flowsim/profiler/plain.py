@@ -76,9 +76,7 @@ def layer(
     q, k = rope(q, one.rope_table, positions), rope(k, one.rope_table, positions)
     batch = cache[0].shape[0]
     q, k, v = (part.unflatten(0, (batch, -1)) for part in (q, k, v))
-    keys, values = (
-        torch.cat((past[:, :cached].float(), now), dim=1) for past, now in zip(cache, (k, v), strict=True)
-    )
+    keys, values = (torch.cat((past[:, :cached].float(), now), dim=1) for past, now in zip(cache, (k, v), strict=True))
     out = attention(q, keys, values).flatten(2).flatten(0, 1)
     residual = residual + linear(out, one.o)
     inner = norm(residual, one.post_norm)
@@ -92,4 +90,5 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """The norm of the difference over the norm of what is expected; infinite for another shape."""
     if found.shape != expected.shape:
         return math.inf
-    return float((found.float() - expected.float()).norm() / expected.float().norm())
+    expected = expected.float()
+    return float((found.float() - expected).norm() / expected.norm().clamp(min=1e-12))
