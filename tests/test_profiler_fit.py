@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments import fit_llama3_8b_a100 as llama
-from flowsim.profiler.fit import fit_attention_without_prefix, fit_dense
+from flowsim.profiler.fit import fit_dense
+from flowsim.profiler.terms import fit_attention_without_prefix
 
 GRID = [1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192]
 

@@ -230,5 +230,3 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...], path: Path) -> int
 def _table(name: str) -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load((_TABLES / f"{name}.yaml").read_text(encoding="utf-8"))
     return loaded
-
-

@@ -46,7 +46,11 @@ def import_aiconfigurator(
         ValueError: no tables for this system or backend, or a shape outside their grids.
     """
     origin = Origin(
-        model=rank.shapes.name, gpu=gpu.name, tp=rank.tp, statistic="mean", software=f"{tables.package}, {tables.system}"
+        model=rank.shapes.name,
+        gpu=gpu.name,
+        tp=rank.tp,
+        statistic="mean",
+        software=f"{tables.package}, {tables.system}",
     )
     frames = [
         *_gemms(origin, tables, rank, note),

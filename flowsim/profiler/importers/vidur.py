@@ -37,7 +37,9 @@ TP_COLUMNS = ("tp", "num_tensor_parallel_workers")
 ATTENTION_COLUMNS = ("num_tensor_parallel_workers", "batch_size", "prefill_chunk_size", "kv_cache_size", "is_prefill")
 
 
-def import_vidur(origin: Origin, rank: Rank, *, mlp: Path | None, attention: Path | None, all_reduce: Path | None) -> pd.DataFrame:
+def import_vidur(
+    origin: Origin, rank: Rank, *, mlp: Path | None, attention: Path | None, all_reduce: Path | None
+) -> pd.DataFrame:
     """The trace of a rank from those of Vidur's files that are given.
 
     Raises:
@@ -94,7 +96,9 @@ def _attention(origin: Origin, path: Path) -> pd.DataFrame:
     mixed = ~is_prefill & (rows["prefill_chunk_size"] > 0)
     if mixed.any():
         line = int(rows.index[mixed][0]) + 2
-        raise ValueError(f"{path}: line {line}: prefill_chunk_size is above 0 though is_prefill is False: a mixed batch")
+        raise ValueError(
+            f"{path}: line {line}: prefill_chunk_size is above 0 though is_prefill is False: a mixed batch"
+        )
     frames = []
     for wanted, name in ((is_prefill, "attn_prefill"), (~is_prefill, "attn_decode")):
         part = rows[wanted]
