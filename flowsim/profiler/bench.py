@@ -45,7 +45,15 @@ class Bench:
 
 
 def open_bench(
-    shapes: Shapes, *, device: str, dtype: str, tp: int, gpu: str, layers: int, say: Callable[[str], None]
+    shapes: Shapes,
+    *,
+    device: str,
+    dtype: str,
+    tp: int,
+    gpu: str,
+    threads: int,
+    layers: int,
+    say: Callable[[str], None],
 ) -> Bench:
     """Builds the model on the device and checks every operator against plain fp32.
 
@@ -54,6 +62,7 @@ def open_bench(
         dtype: bf16 or fp32; empty for bf16 on a GPU and fp32 on a CPU.
         tp: the degree whose shard is measured; under torchrun its number of processes.
         gpu: the name of the device in the trace; empty for the device's own.
+        threads: of a CPU; 0 for torch's choice.
         layers: how many distinct layers to hold, at most; as many as fit in half of the free memory.
         say: takes a sentence for the user.
 
@@ -62,6 +71,8 @@ def open_bench(
             operator that computes something else than it should.
     """
     where = _device(device)
+    if threads:
+        torch.set_num_threads(threads)
     ranks = Ranks(where)
     if ranks.world not in (1, tp):
         raise ValueError(f"--tp {tp} under torchrun with {ranks.world} processes; give --tp {ranks.world}")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowsim.profiler.grid import GRIDS, Point, points
 from flowsim.profiler.models import Shapes, load_shapes
@@ -21,7 +21,7 @@ from flowsim.profiler.recording import Recording
 if TYPE_CHECKING:
     from flowsim.profiler.bench import Bench
 
-__all__ = ["add_device_arguments", "configure", "run", "shapes_of"]
+__all__ = ["add_device_arguments", "configure", "device_options", "run", "say", "shapes_of"]
 
 NO_TORCH = "flowsim.profiler: torch is not installed; run: pip install 'flowsim-prefill[profiler]'"
 PREFILL_TOKENS = {"full": (512, 2048, 8192), "small": (64, 256)}
@@ -47,12 +47,18 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
     parser.add_argument("--gpu", default="", help="name of the device in the trace (default: its own)")
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="", help="default: bf16, on a CPU fp32")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: torch's choice)")
     parser.add_argument("--tp", type=int, default=1, help="measure one rank of so many; under torchrun all of them")
 
 
 def shapes_of(options: argparse.Namespace) -> Shapes:
     """The shapes that --model or --config names; ValueError as `load_shapes`."""
     return load_shapes(options.model or str(options.config))
+
+
+def device_options(options: argparse.Namespace) -> dict[str, Any]:
+    """What `open_bench` needs of the arguments."""
+    return {name: getattr(options, name) for name in ("device", "dtype", "tp", "gpu", "threads")}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,21 +75,13 @@ def run(options: argparse.Namespace) -> int:
         limit = options.max_tokens or max(GRIDS[options.grid].tokens)
         grid = GRIDS[options.grid].upto(limit)
         layers = shapes.layers if options.check_cost else 1
-        bench = open_bench(
-            shapes,
-            device=options.device,
-            dtype=options.dtype,
-            tp=options.tp,
-            gpu=options.gpu,
-            layers=layers,
-            say=_say,
-        )
+        bench = open_bench(shapes, **device_options(options), layers=layers, say=say)
         return _collect(bench, options, points(bench.operators, grid, min(limit, shapes.max_context_tokens)))
     except ValueError as error:
         print(f"flowsim.profiler: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        _say(f"interrupted; the same command goes on with {options.out}")
+        say(f"interrupted; the same command goes on with {options.out}")
         return 130
 
 
@@ -110,7 +108,7 @@ def _collect(bench: Bench, options: argparse.Namespace, wanted: list[Point]) -> 
 
 def _progress(bench: Bench) -> AbstractContextManager[Callable[[int, int, str], None]]:
     """What shows points done, points wanted and the point under way, with the time to go, on stderr."""
-    return nullcontext(lambda done, total, text: None) if bench.ranks.rank else _Progress()
+    return nullcontext(lambda *_: None) if bench.ranks.rank else _Progress()
 
 
 class _Progress:
@@ -137,5 +135,6 @@ class _Progress:
         self._bar.stop()
 
 
-def _say(sentence: str) -> None:
+def say(sentence: str) -> None:
+    """Tells the user something, on stderr."""
     print(f"flowsim.profiler: {sentence}", file=sys.stderr)

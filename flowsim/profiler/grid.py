@@ -13,6 +13,7 @@ from typing import Any
 __all__ = ["GRIDS", "Grid", "Point", "points"]
 
 PER_SEQUENCE = ("lm_head", "sampler")  # one row of hidden states a sequence, whatever its length
+FIRST = 8  # points of an operator that a fit needs
 PER_CONTEXT = ("attention", "whole_layer")  # depend on the cached tokens and on the sequences' lengths
 
 
@@ -88,16 +89,17 @@ GRIDS = {
 def points(operators: Sequence[str], grid: Grid, max_tokens: int) -> list[Point]:
     """All points, interleaved over the operators, each operator's coarse ones first.
 
-    A prefix of the list covers every operator's range about evenly. Attention and the whole layer keep to
-    `max_tokens` of new tokens in a pass and of context in a sequence.
+    The first 8 points of every operator, with which it can be fitted, come before all others; from there on a
+    prefix of the list covers all ranges about evenly. Attention and the whole layer keep to `max_tokens` of new
+    tokens in a pass and of context in a sequence; they begin with single prompts without cached tokens.
     """
-    chains = [_coarse_first(_of_operator(name, grid, max_tokens)) for name in operators]
+    chains = [_chain(_of_operator(name, grid, max_tokens)) for name in operators]
     placed = [
-        ((place + 0.5) / len(chain), number, point)
+        (place >= FIRST, place if place < FIRST else (place + 0.5) / len(chain), number, point)
         for number, chain in enumerate(chains)
         for place, point in enumerate(chain)
     ]
-    return [point for _, _, point in sorted(placed)]
+    return [point for _, _, _, point in sorted(placed)]
 
 
 def _of_operator(name: str, grid: Grid, max_tokens: int) -> list[Point]:
@@ -114,15 +116,21 @@ def _of_operator(name: str, grid: Grid, max_tokens: int) -> list[Point]:
     ]
 
 
+def _chain(found: list[Point]) -> list[Point]:
+    """One operator's points: plain prompts, then those with cached tokens, then batches."""
+    parts: tuple[list[Point], ...] = ([], [], [])
+    for point in found:
+        parts[2 if point.batch > 1 else int(point.cached_tokens > 0)].append(point)
+    return [point for part in parts for point in _coarse_first(part)]
+
+
 def _coarse_first(found: list[Point]) -> list[Point]:
     """The largest, then the smallest, then always the point farthest from all before it, on logarithmic axes."""
     where = {point: _place(point) for point in found}
     left = sorted(found, key=lambda point: (point.batch, point.tokens + point.cached_tokens + point.sequences))
     if not left:
         return []
-    alone = [point for point in left if point.batch == 1 and point.cached_tokens == 0]
-    ordered = [alone[-1]]
-    left.remove(alone[-1])
+    ordered = [left.pop()]
     distance = {point: math.dist(where[point], where[ordered[0]]) for point in left}
     while left:
         farthest = max(left, key=lambda point: distance[point])

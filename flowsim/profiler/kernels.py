@@ -8,6 +8,7 @@ tokens 0..i.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -83,17 +84,18 @@ class FlashInfer:
     """The flashinfer package: a ragged batch, planned once per pass as engines do."""
 
     def __init__(self, device: torch.device, q_heads: int, kv_heads: int, head_dim: int) -> None:
-        wrapper = import_module("flashinfer").BatchPrefillWithRaggedKVCacheWrapper
+        self._wrapper = import_module("flashinfer").BatchPrefillWithRaggedKVCacheWrapper
         self.name = f"flashinfer {_version('flashinfer-python')}"
         self._device, self._heads = device, (q_heads, kv_heads, head_dim)
-        self._wrapper = wrapper(torch.zeros(FLASHINFER_WORKSPACE_BYTES, dtype=torch.uint8, device=device), "NHD")
+        self._workspace = torch.zeros(FLASHINFER_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
     def prepare(self, batch: int, new: int, cached: int) -> Run:
         ends = torch.arange(batch + 1, dtype=torch.int32, device=self._device)
-        self._wrapper.plan(ends * new, ends * (new + cached), *self._heads, causal=True, q_data_type=torch.bfloat16)
+        wrapper = self._wrapper(self._workspace, "NHD")  # one each, as a plan belongs to its wrapper
+        wrapper.plan(ends * new, ends * (new + cached), *self._heads, causal=True, q_data_type=torch.bfloat16)
 
         def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            return self._wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)).view_as(q)
+            return wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)).view_as(q)
 
         return run
 
@@ -108,10 +110,9 @@ def attention_kernels(
     found: list[AttentionKernel] = []
     if device.type == "cuda" and dtype == torch.bfloat16:
         for kernel in (FlashAttention, FlashInfer):
-            try:
+            # not installed, or built for another torch
+            with suppress(ImportError, OSError, AttributeError):
                 found.append(kernel(device, q_heads, kv_heads, head_dim))
-            except (ImportError, OSError, AttributeError):
-                continue  # not installed, or built for another torch
     return [*found, TorchAttention(device, q_heads)]
 
 

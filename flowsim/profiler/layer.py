@@ -203,7 +203,7 @@ class Model:
             layer.kernels = kernels
 
     def start(self, tokens: torch.Tensor, *, cached: int = 0, layers: int | None = None) -> Work:
-        """A pass over (batch, new) token numbers, embedded, with random caches of `cached` tokens for so many layers."""
+        """A pass over (batch, new) token numbers, embedded, with random caches for so many layers (default: all)."""
         batch, new = tokens.shape
         kv = (batch, cached + new, self.rank.kv_heads, self.shapes.head_dim)
         x = self.embed(tokens)

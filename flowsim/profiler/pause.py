@@ -17,7 +17,7 @@ import numpy as np
 
 from flowsim.latency import LatencyModel
 from flowsim.profile import read_profile
-from flowsim.profiler.collect import NO_TORCH, add_device_arguments, shapes_of
+from flowsim.profiler.collect import NO_TORCH, add_device_arguments, device_options, say, shapes_of
 from flowsim.timeline import Stops, Timeline
 
 if TYPE_CHECKING:
@@ -52,15 +52,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         shapes = shapes_of(options)
         fitted = None if options.profile is None else _timelines(options.profile, options.tp, options.tokens)
-        bench = open_bench(
-            shapes,
-            device=options.device,
-            dtype=options.dtype,
-            tp=options.tp,
-            gpu=options.gpu,
-            layers=shapes.layers,
-            say=lambda sentence: print(f"flowsim.profiler: {sentence}", file=sys.stderr),
-        )
+        bench = open_bench(shapes, **device_options(options), layers=shapes.layers, say=say)
         if bench.ranks.world > 1:
             raise ValueError("pause runs in one process; start it without torchrun")
     except ValueError as error:
@@ -98,8 +90,7 @@ def _timelines(path: Path, tp: int, tokens: int) -> dict[str, Timeline]:
     """The fitted profile's timelines of one pass; the engine's overheads outside the GPU are left out."""
     profile = replace(read_profile(path), pass_s=0.0, request_s=0.0)
     return {
-        name: LatencyModel(profile, tp, pass_tokens=tokens, stops=Stops(name)).timeline([(tokens, 0)])
-        for name in LEGAL
+        name: LatencyModel(profile, tp, pass_tokens=tokens, stops=Stops(name)).timeline([(tokens, 0)]) for name in LEGAL
     }
 
 

@@ -30,6 +30,7 @@ CHECKED = (Stops.OPERATOR, Stops.BLOCK, Stops.LAYER)
 ROUNDS = 15  # of one free and three checked prefills each
 WARM_UPS = 2
 CALIBRATIONS = 5
+MOST_ATTEMPTS = 10  # prefills for each pause wanted: some end before the flag is raised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,7 @@ def measured_timeline(bench: Bench, tokens: int) -> Timeline:
         for run in range(WARM_UPS + CALIBRATIONS):
             ends_s = [time.perf_counter()]
 
-            def at_end(name: str, ends_s: list[float] = ends_s) -> None:
+            def at_end(_: str, ends_s: list[float] = ends_s) -> None:
                 synchronize(bench.device)
                 ends_s.append(time.perf_counter())
 
@@ -156,7 +157,10 @@ def pauses(bench: Bench, tokens: int, stops: Stops, trials: int, *, urgent_token
             synchronize(bench.device)
         whole_s, expected_x = time.perf_counter() - began_s, work.x.clone()
         bench.model.prefill(urgent, urgent_prompt)
-        for _ in range(trials):
+        synchronize(bench.device)
+        for _ in range(MOST_ATTEMPTS * trials):
+            if len(found) == trials:
+                break
             worker = _Worker(bench.model, bench.device, work, prompt, stops)
             worker.start()
             time.sleep(draws.uniform(0.0, whole_s))
@@ -166,7 +170,10 @@ def pauses(bench: Bench, tokens: int, stops: Stops, trials: int, *, urgent_token
             output = worker.resume()
             unchanged = bool(torch.equal(output, expected) and torch.equal(work.x, expected_x))
             blocked_s = worker.acknowledged_s - raised_s
-            found.append(Trial(raised_s=raised_s - worker.began_s, blocked_s=blocked_s, unchanged=unchanged))
+            if blocked_s > 0.0:  # else it had ended before the flag was raised, and nothing was blocked
+                found.append(Trial(raised_s=raised_s - worker.began_s, blocked_s=blocked_s, unchanged=unchanged))
+    if not found:
+        raise ValueError(f"a prefill of {tokens} tokens ends before a flag can be raised; give a longer one")
     return found
 
 
@@ -278,7 +285,7 @@ def _append(recording: Recording, point: Point, times_s: list[float]) -> None:
 
 
 def _report(bench: Bench, costs: list[Cost], recording: Recording) -> None:
-    print(f"{'tokens':>7} {'check at':>9} {'checks':>6} {'free ms':>9} {'added ms':>9} {'IQR ms':>8} {'share':>7} check_s")
+    print(" tokens  check at checks   free ms  added ms   IQR ms   share check_s")
     for cost in costs:
         print(
             f"{cost.tokens:>7} {cost.stops:>9} {cost.checkpoints:>6} {1e3 * cost.free_s:>9.3f} "

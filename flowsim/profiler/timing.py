@@ -21,7 +21,7 @@ MOST = 200
 WARM_UPS = 3
 BLOCK = 5  # repetitions between two looks at the spread
 FLUSH_BYTES = {"cuda": 512 * 2**20, "cpu": 32 * 2**20}
-"""Written between repetitions, larger than the last cache. Writing it also keeps a GPU busy until the call is queued."""
+"""Written between repetitions, larger than the last cache; it also keeps a GPU busy until the call is queued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
