@@ -24,15 +24,12 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
 LAYER_TOLERANCE = 0.1  # a bf16 layer's roundings add up, and may flip the choice of an expert
 
 
-Outputs = torch.Tensor | tuple[torch.Tensor, ...]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """An operator with its inputs; `experts` are those that a MoE call touches, 0 for other operators."""
 
-    call: Callable[[], Outputs]
-    expected: Callable[[], Outputs]
+    call: Callable[[], torch.Tensor | tuple[torch.Tensor, ...]]
+    expected: Callable[[], torch.Tensor | tuple[torch.Tensor, ...]]
     experts: int = 0
 
 
@@ -80,7 +77,7 @@ def check(model: Model, point: Point) -> None:
 
 def needed_bytes(model: Model, point: Point) -> int:
     """About how much memory a point's inputs and outputs take; an upper bound."""
-    shapes, rank, element = model.shapes, model.rank, model.draw.dtype.itemsize
+    shapes, rank, element = model.shapes, model.rank, int(model.draw.dtype.itemsize)
     if point.sequences:
         return point.sequences * (shapes.hidden_size * element + shapes.vocab_size * (element + 8))
     heads = (rank.q_heads + 2 * rank.kv_heads) * shapes.head_dim

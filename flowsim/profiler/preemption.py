@@ -149,7 +149,7 @@ def pauses(bench: Bench, tokens: int, stops: Stops, trials: int, *, urgent_token
     worker go on from the same boundary with its activations and KV.
     """
     draws = random.Random(seed)
-    found = []
+    found: list[Trial] = []
     with started(bench, tokens) as (work, prompt), started(bench, urgent_tokens) as (urgent, urgent_prompt):
         for _ in range(WARM_UPS):
             began_s = time.perf_counter()

@@ -49,7 +49,8 @@ class Recording:
     def append(self, point: Point, values: Mapping[str, float | int]) -> None:
         """Adds one row and waits until it is on disk."""
         row = self._identity | point.columns() | {"statistic": "median"} | dict(values)
-        self._write(([] if self._has_rows() else [list(FIELDS)]) + [[row.get(name, 0) for name in FIELDS]])
+        values_of_row: list[object] = [row.get(name, 0) for name in FIELDS]
+        self._write([values_of_row] if self._has_rows() else [list(FIELDS), values_of_row])
         self.done.add(point)
 
     def _complete(self, say: Callable[[str], None]) -> str:
