@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -16,7 +15,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from flowsim.profiler import collect, pause
+from flowsim.profiler import pause
+from flowsim.profiler.__main__ import main
 from flowsim.profiler.grid import GRIDS, Point, points
 from flowsim.profiler.recording import Recording
 from flowsim.profiler.trace import read_trace
@@ -56,10 +56,8 @@ def config(folder: Path, model: dict) -> Path:
     return path
 
 
-def run(module, *arguments: object) -> int:
-    parser = argparse.ArgumentParser()
-    module.configure(parser)
-    return module.run(parser.parse_args([str(one) for one in arguments]))
+def run(*arguments: object) -> int:
+    return main([str(one) for one in arguments])
 
 
 def bench(folder: Path, model: dict, **changes):
@@ -165,15 +163,13 @@ def test_a_file_that_is_no_recording_is_left_as_it_is(tmp_path):
 @pytest.mark.parametrize("module", ["collect", "pause"])
 def test_without_torch_the_commands_say_what_to_install(tmp_path, module):
     code = f"""
-import argparse, sys
+import sys
 sys.modules["torch"] = None
-from flowsim.profiler import {module}
-parser = argparse.ArgumentParser()
-{module}.configure(parser)
-sys.exit({module}.run(parser.parse_args(["--model", "llama3-8b", "--out", "trace.csv"])))
+from flowsim.profiler.__main__ import main
+sys.exit(main(["{module}", "--model", "llama3-8b", "--out", "trace.csv"]))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "pip install 'flowsim-prefill[profiler]'" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -251,11 +247,11 @@ def test_a_steady_call_is_repeated_less_than_a_noisy_one_and_the_median_is_its_t
     timer = Timer(device, Ranks(device), spread=0.05, flush_bytes=1)
     draws = random.Random(1)
     steady = timer.measure(lambda: time.sleep(0.002), 60.0)
-    noisy = timer.measure(lambda: time.sleep(draws.choice((0.002, 0.02))), 60.0)
+    noisy = timer.measure(lambda: time.sleep(draws.uniform(0.001, 0.02)), 60.0)
     assert steady.median_s == pytest.approx(0.002, rel=0.5)
     assert steady.p10_s <= steady.median_s <= steady.p90_s
-    assert 5 <= steady.repetitions < noisy.repetitions <= 200
-    assert timer.measure(lambda: time.sleep(draws.choice((0.002, 0.02))), 0.0).repetitions == 5
+    assert 10 <= steady.repetitions < noisy.repetitions <= 200
+    assert timer.measure(lambda: time.sleep(draws.uniform(0.001, 0.02)), 0.0).repetitions == 5
 
 
 @pytest.mark.usefixtures("torch")
@@ -297,7 +293,7 @@ def test_a_collection_that_is_interrupted_goes_on_without_losing_or_repeating_po
     finally:
         process.kill()
     before = read_trace(out)
-    assert run(collect, *arguments, "--minutes", "0.03", "--spread", "0.5", "--out", out) == 0
+    assert run("collect", *arguments, "--minutes", "0.03", "--spread", "0.5", "--out", out) == 0
     after = read_trace(out)
     assert len(after) > len(before)
     pd.testing.assert_frame_equal(after.iloc[: len(before)], before)
@@ -312,9 +308,9 @@ def test_a_collection_that_is_interrupted_goes_on_without_losing_or_repeating_po
 def test_an_impossible_request_is_one_line_on_stderr(tmp_path, capsys):
     path = config(tmp_path, LLAMA)
     out = ["--out", tmp_path / "trace.csv"]
-    assert run(collect, "--config", path, "--device", "cpu", "--tp", "3", *out) == 1
+    assert run("collect", "--config", path, "--device", "cpu", "--tp", "3", *out) == 2
     assert "4 query heads, which do not divide among 3 ranks" in capsys.readouterr().err
-    assert run(collect, "--model", "llama3-8", "--device", "cpu", *out) == 1
+    assert run("collect", "--model", "llama3-8", "--device", "cpu", *out) == 2
     assert "llama3-8b" in capsys.readouterr().err
 
 
@@ -322,7 +318,7 @@ def test_an_impossible_request_is_one_line_on_stderr(tmp_path, capsys):
 def test_paused_prefills_end_as_undisturbed_ones_and_are_blocked_for_less_than_a_prefill(tmp_path, capsys):
     out = tmp_path / "pause.json"
     how = ["--device", "cpu", "--threads", "1", "--tokens", "512", "--urgent-tokens", "16", "--trials", "12"]
-    assert run(pause, "--config", config(tmp_path, LLAMA), *how, "--out", out) == 0
+    assert run("pause", "--config", config(tmp_path, LLAMA), *how, "--out", out) == 0
     assert "operator: 12 of 12 paused prefills ended exactly as undisturbed ones" in capsys.readouterr().out
     report = json.loads(out.read_text())
     for name in ("operator", "block", "layer"):
@@ -372,7 +368,8 @@ def test_a_tiny_model_is_collected_fitted_and_simulated_within_two_minutes(tmp_p
     assert costs["check_s"] >= 0.0
     rows = read_trace(trace)
     assert {"whole_prefill", "check_sync_operator", "check_sync_block", "check_sync_layer"} <= set(rows["operator"])
-    shell([*profiler, "fit", trace, *shapes, "--out", profile], tmp_path)
+    device_keys = ["--gpu-memory-bytes", 2**34, "--check-s", costs["check_s"]]
+    shell([*profiler, "fit", trace, *shapes, *device_keys, "--out", profile], tmp_path)
     workload = ["workload=uniform", "workload.num_requests=50", "workload.ttft_slo_s=1"]
     shell([sys.executable, "-m", "flowsim", "model=tiny-llama", f"gpu={profile}", *workload], tmp_path)
     paused = [*profiler, "pause", *shapes, *device, "--tokens", "512", "--trials", "10", "--profile", profile]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_device_arguments", "configure", "device_options", "run", "say", "shapes_of"]
 
-NO_TORCH = "flowsim.profiler: torch is not installed; run: pip install 'flowsim-prefill[profiler]'"
+NO_TORCH = "torch is not installed; run: pip install 'flowsim-prefill[profiler]'"
 PREFILL_TOKENS = {"full": (512, 2048, 8192), "small": (64, 256)}
 
 
@@ -62,14 +62,17 @@ def device_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures; answers 0, 1 after a user's mistake, or 130 after Ctrl-C, with everything measured so far on disk."""
+    """Measures; answers 0, or 130 after Ctrl-C, with everything measured so far on disk.
+
+    Raises:
+        ValueError: no torch, or what `open_bench` and `Recording` refuse.
+    """
     try:
         from flowsim.profiler.bench import open_bench
     except ImportError as error:
         if error.name != "torch":
             raise
-        print(NO_TORCH, file=sys.stderr)
-        return 1
+        raise ValueError(NO_TORCH) from error
     try:
         shapes = shapes_of(options)
         limit = options.max_tokens or max(GRIDS[options.grid].tokens)
@@ -77,9 +80,6 @@ def run(options: argparse.Namespace) -> int:
         layers = shapes.layers if options.check_cost else 1
         bench = open_bench(shapes, **device_options(options), layers=layers, say=say)
         return _collect(bench, options, points(bench.operators, grid, min(limit, shapes.max_context_tokens)))
-    except ValueError as error:
-        print(f"flowsim.profiler: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         say(f"interrupted; the same command goes on with {options.out}")
         return 130

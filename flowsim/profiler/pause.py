@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,24 +39,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the trials and prints a table of blocking times in milliseconds; answers 0, or 1 after a mistake."""
+    """Runs the trials and prints a table of blocking times in milliseconds.
+
+    Raises:
+        ValueError: no torch, several processes, a profile or a device that is not to be had.
+    """
     try:
         from flowsim.profiler.bench import open_bench
         from flowsim.profiler.preemption import measured_timeline, pauses
     except ImportError as error:
         if error.name != "torch":
             raise
-        print(NO_TORCH, file=sys.stderr)
-        return 1
-    try:
-        shapes = shapes_of(options)
-        fitted = None if options.profile is None else _timelines(options.profile, options.tp, options.tokens)
-        bench = open_bench(shapes, **device_options(options), layers=shapes.layers, say=say)
-        if bench.ranks.world > 1:
-            raise ValueError("pause runs in one process; start it without torchrun")
-    except ValueError as error:
-        print(f"flowsim.profiler: {error}", file=sys.stderr)
-        return 1
+        raise ValueError(NO_TORCH) from error
+    shapes = shapes_of(options)
+    fitted = None if options.profile is None else _timelines(options.profile, options.tp, options.tokens)
+    bench = open_bench(shapes, **device_options(options), layers=shapes.layers, say=say)
+    if bench.ranks.world > 1:
+        raise ValueError("pause runs in one process; start it without torchrun")
     measured = measured_timeline(bench, options.tokens)
     rows, found = [], {}
     for name in options.stops:

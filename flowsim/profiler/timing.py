@@ -17,6 +17,7 @@ import torch.distributed as dist
 __all__ = ["Ranks", "Timer", "Timing", "free_bytes", "is_out_of_memory", "synchronize"]
 
 FEWEST = 5  # repetitions of every point, whatever the budget
+FEWEST_STEADY = 10  # before the spread is believed
 MOST = 200
 WARM_UPS = 3
 BLOCK = 5  # repetitions between two looks at the spread
@@ -92,7 +93,7 @@ class Timer:
     def measure(self, call: Callable[[], object], budget_s: float) -> Timing:
         """Repeats the call, caches flushed before each, until its median is steady or `budget_s` is used up.
 
-        Never fewer than 5 repetitions, after 3 to warm up; never more than 200.
+        Never fewer than 5 repetitions, after 3 to warm up, nor fewer than 10 within the budget; at most 200.
         """
         started_s = time.perf_counter()
         for _ in range(WARM_UPS):
@@ -102,7 +103,8 @@ class Timer:
         while len(times_s) < MOST:
             times_s += self._ranks.slowest(self._block(call))
             late = time.perf_counter() - started_s > budget_s
-            if len(times_s) >= FEWEST and self._ranks.any(late or _error_of_median(times_s) < self._spread):
+            steady = len(times_s) >= FEWEST_STEADY and _error_of_median(times_s) < self._spread
+            if len(times_s) >= FEWEST and self._ranks.any(late or steady):
                 break
         low, middle, high = np.percentile(times_s, [10, 50, 90])
         return Timing(median_s=float(middle), p10_s=float(low), p90_s=float(high), repetitions=len(times_s))
