@@ -18,7 +18,8 @@ Mask = npt.NDArray[np.bool_]
 FOLDS = 5
 OFF_BY = math.log(1.5)  # a point off the robust curve by less than this factor is never left out
 SIGMAS = 6.0  # nor one that is within this many robust standard deviations of it
-MAX_LEFT_OUT = 0.10  # where more points than this share are far off, the curve is wrong and not the points
+NEIGHBOURS = 2  # on each side; a point off by as much as its neighbours shows the curve's error, not its own
+MAX_LEFT_OUT, MAX_LEFT_OUT_POINTS = 0.01, 2  # where more are far off, the curve is to blame: the larger of the two
 ROUNDS = 20
 SPREAD_FLOOR = 0.02
 
@@ -72,10 +73,10 @@ def relative_nnls(basis: Floats, target: Floats, y: Floats) -> Floats:
 
 
 def kept(basis: Floats, y: Floats, enough: Callable[[Mask], bool]) -> Mask:
-    """Which points to fit: all but those far off a curve that is fitted robustly (Cauchy weights on log errors).
+    """Which points to fit: all but the lone ones far off a curve that is fitted robustly (Cauchy weights, log errors).
 
-    All are kept where `enough` says that the rest would not do, or where so many are far off that the curve is
-    to blame.
+    The points are in order of their tokens. All are kept where `enough` says that the rest would not do, or where
+    so many are far off that the curve is to blame.
     """
     weights = np.ones_like(y)
     errors, spread = np.zeros_like(y), SPREAD_FLOOR
@@ -84,9 +85,19 @@ def kept(basis: Floats, y: Floats, enough: Callable[[Mask], bool]) -> Mask:
         errors = np.log(np.maximum(fitted, 1e-3 * y) / y)
         spread = max(SPREAD_FLOOR, 1.4826 * float(np.median(np.abs(errors))))
         weights = 1.0 / np.sqrt(1.0 + (errors / spread) ** 2)
-    mask = np.abs(errors) <= max(OFF_BY, SIGMAS * spread)
-    too_many = np.count_nonzero(~mask) > max(1.0, MAX_LEFT_OUT * y.size)
+    limit = max(OFF_BY, SIGMAS * spread)
+    mask = (np.abs(errors) <= limit) | (np.abs(errors - _about(errors)) <= limit)
+    too_many = np.count_nonzero(~mask) > max(MAX_LEFT_OUT_POINTS, MAX_LEFT_OUT * y.size)
     return np.ones_like(mask) if too_many or not enough(mask) else mask
+
+
+def _about(errors: Floats) -> Floats:
+    """The median of each point's nearest neighbours, itself left out; as many of them at the ends."""
+    count = errors.size
+    first = np.clip(np.arange(count) - NEIGHBOURS, 0, max(0, count - 2 * NEIGHBOURS - 1))
+    places = first[:, None] + np.arange(min(count, 2 * NEIGHBOURS + 1))
+    near = np.where(places == np.arange(count)[:, None], np.nan, errors[places])
+    return np.asarray(np.nanmedian(near, axis=1), dtype=np.float64)
 
 
 def assess(

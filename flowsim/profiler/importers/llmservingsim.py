@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from flowsim.profiler.importers.elementwise import LAUNCH_S
 from flowsim.profiler.importers.rows import Origin, check_positive, operator_rows, read_table
 from flowsim.profiler.models import Rank
 
@@ -62,7 +63,7 @@ def import_llmservingsim(
     frames = [*_dense(origin, files.dense, names), _attention(origin, files.attention, names)]
     if files.moe is not None:
         frames.append(_moe(origin, files.moe, names))
-        note("router: not in the tables on its own; estimated from the bytes of its weights and activations")
+        note("router: not in the tables on its own; estimated from o_proj")
         frames.append(_router(origin, rank, files.dense, names))
     if files.per_sequence is not None:
         frames.extend(_per_sequence(origin, files.per_sequence, names))
@@ -119,12 +120,12 @@ def _moe(origin: Origin, path: Path, names: tuple[str, str]) -> pd.DataFrame:
 
 
 def _router(origin: Origin, rank: Rank, path: Path, names: tuple[str, str]) -> pd.DataFrame:
-    """The router as a GEMM of o_proj's rate: its share of o_proj's weights, at the same tokens."""
+    """The router as a product of o_proj's rate: a launch, and o_proj's time by the ratio of their weights."""
     rows = _rows(path, ["layer", "tokens"], origin, names)
     rows = rows[rows["layer"] == "o_proj"]
     (router_n, router_k), (o_n, o_k) = rank.gemms["router_gemm"], rank.gemms["o_proj_gemm"]
-    seconds = rows["time_us"] / 1e6 * (router_n * router_k) / (o_n * o_k)
-    source = "estimated (o_proj of llmservingsim times the ratio of the weights)"
+    seconds = LAUNCH_S + rows["time_us"] / 1e6 * (router_n * router_k) / (o_n * o_k)
+    source = f"estimated (o_proj of llmservingsim by the ratio of the weights, plus {1e6 * LAUNCH_S:g} us)"
     return operator_rows(
         replace(origin, statistic="estimate"), "router_gemm", seconds, source, new_tokens=rows["tokens"]
     )
