@@ -115,11 +115,15 @@ class LatencyModel:
 
     def _pass(self, tokens: Tokens, slowest: float) -> Pass:
         """One pass: dense operators in its tokens, experts touched, attention in `1, c, c*c, c*p, p` over the parts."""
-        total = square = cross = cached = 0
+        a = self._attention
+        floor = a.floor_tokens
+        total = square = cross = cached = wide = 0
         for c, p in tokens:
             total += c
             square += c * c
-            cross += c * p
+            at_least = c if c > floor else floor
+            wide += at_least
+            cross += at_least * p
             cached += p
         lines = self._lines[bisect_left(self._knots, total)]
         head_s, qkv_s, other_s, o_s, gate_s, down_s, tail_s, o_meet_s, down_meet_s = [
@@ -129,8 +133,8 @@ class LatencyModel:
             down_s += all_s * (1.0 - missed**total)
         if self._per_sequence:
             tail_s += self._of_sequences(len(tokens))
-        a = self._attention
         attention_s = other_s + a.one_s + a.c_s * total + a.cc_s * square + a.cp_s * cross + a.p_s * cached
+        attention_s += a.floor_s * wide
         check = self._checks_s
         e0 = slowest * qkv_s + check[0]
         e1 = e0 + slowest * attention_s + check[1]

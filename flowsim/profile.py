@@ -59,7 +59,11 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Seconds of one layer's attention in c new and p cached tokens, summed over the parts of a batch."""
+    """Seconds of one layer's attention in c new and p cached tokens, summed over the parts of a batch.
+
+    Below `floor_tokens` new tokens fewer are no cheaper to the kernel: `cp_s` counts max(c, floor) times p, and
+    `floor_s` max(c, floor).
+    """
 
     name: str
     one_s: float
@@ -68,6 +72,8 @@ class Attention:
     cp_s: float
     p_s: float
     measured_tokens: tuple[int, int]
+    floor_s: float = 0.0
+    floor_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +306,10 @@ class _Reader:
         if values[1] + values[2] <= 0.0:
             self.fail(f"{where}.coefficients", terms, "c or c*c > 0: more tokens must cost more")
         one_s, c_s, cc_s, cp_s, p_s = values
-        return Attention(self.text(raw, "name"), one_s, c_s, cc_s, cp_s, p_s, self.measured(raw, where))
+        floor_tokens = int(self.number({"floor_tokens": 0, **raw}, "floor_tokens", f"{where}."))
+        floor_s = self.number({"f": 0.0, **terms}, "f", f"{where}.coefficients.") if floor_tokens else 0.0
+        measured = self.measured(raw, where)
+        return Attention(self.text(raw, "name"), one_s, c_s, cc_s, cp_s, p_s, measured, floor_s, floor_tokens)
 
     def measured(self, raw: Mapping[str, Any], where: str, unit: str = "tokens") -> tuple[int, int]:
         values = self.numbers(raw, f"measured_{unit}", where)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def build_profile(
         for operator in OPERATORS:
             part = rows[rows["operator"] == operator]
             if not part.empty:
-                fits += fit_rows(operator, part, shapes, lambda text, tp=tp: note(f"tp {tp}: {text}"))
+                fits += fit_rows(operator, part, shapes, partial(_tell, note, tp))
     for one in fits:
         for out in one.left_out[:SHOWN]:
             note(
@@ -115,6 +116,10 @@ def render(profile: Mapping[str, Any], written_by: str) -> str:
         for key, value in profile.items()
     ]
     return header + "".join(blocks)
+
+
+def _tell(note: Callable[[str], None], tp: int, text: str) -> None:
+    note(f"tp {tp}: {text}")
 
 
 def _check_complete(operators: set[str], tp: int) -> None:

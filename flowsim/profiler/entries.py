@@ -156,6 +156,7 @@ def _prefill_attention(rows: pd.DataFrame) -> Fitted:
         "boundary": "attention",
         "kind": "attention",
         "coefficients": {name: _rounded(value) for name, value in fit.coefficients.items()},
+        **({"floor_tokens": fit.floor_tokens} if fit.floor_tokens else {}),
         "assumed": list(fit.assumed),
         **_provenance(fit.quality, single, "measured_tokens"),
     }

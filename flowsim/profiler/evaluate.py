@@ -25,8 +25,8 @@ def operator_seconds(entry: Entry, new_tokens: float, cached_tokens: float = 0.0
     """One call of a prefill operator: on `new_tokens` of a single part, or on `sequences` for a `per_sequence` one."""
     kind = entry["kind"]
     if kind == "attention":
-        c, p = new_tokens, cached_tokens
-        terms = {"1": 1.0, "c": c, "c*c": c * c, "c*p": c * p, "p": p}
+        c, p, wide = new_tokens, cached_tokens, max(new_tokens, entry.get("floor_tokens", 0))
+        terms = {"1": 1.0, "c": c, "c*c": c * c, "c*p": wide * p, "p": p, "f": wide}
         return float(sum(value * terms[name] for name, value in entry["coefficients"].items()))
     if kind == "per_sequence":
         return _pieces(entry["constant_s"], entry["knots_sequences"], entry["slopes_s_per_sequence"], sequences)

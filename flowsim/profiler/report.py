@@ -53,13 +53,13 @@ def totals(profile: Mapping[str, Any], trace: pd.DataFrame) -> pd.DataFrame:
     rows = trace[trace["operator"].isin(["whole_prefill", "whole_layer"]) & (trace["batch"] == 1)]
     columns = ["tp", "operator", "new_tokens", "cached_tokens"]
     found = rows.groupby(columns)["latency_s"].median().rename("measured_s").reset_index()
-    found["fitted_s"] = [
-        (pass_seconds if one.operator == "whole_prefill" else layer_seconds)(
-            profile, int(one.tp), float(one.new_tokens), float(one.cached_tokens), _is_local
-        )
-        for one in found.itertuples()
-    ]
+    found["fitted_s"] = [_sum(profile, row) for row in found.to_dict("records")]
     return found.assign(error=found["fitted_s"] / found["measured_s"] - 1.0)
+
+
+def _sum(profile: Mapping[str, Any], row: Mapping[Any, Any]) -> float:
+    summed = pass_seconds if row["operator"] == "whole_prefill" else layer_seconds
+    return summed(profile, row["tp"], row["new_tokens"], row["cached_tokens"], _is_local)
 
 
 def _is_local(entry: Mapping[str, Any]) -> bool:
@@ -70,7 +70,7 @@ def _is_local(entry: Mapping[str, Any]) -> bool:
 def _row(one: Fitted) -> str:
     entry = one.entry
     fit = entry.get("fit")
-    slopes = entry.get("slopes_s_per_token") or entry.get("slopes_s_per_sequence") or entry.get("coefficients")
+    slopes = entry.get("slopes_s_per_token") or entry.get("slopes_s_per_sequence") or entry["coefficients"]
     shape = f"{len(slopes)} terms" if "coefficients" in entry else str(len(slopes))
     if fit is None:
         return f"| {one.tp} | {entry['name']} | {one.x.size} | {shape} | estimated | | | | | {entry['source']} |"
@@ -91,14 +91,15 @@ def _left_out(one: Fitted) -> str:
 
 
 def _totals_table(checks: pd.DataFrame) -> str:
-    head = "| TP | total | new tokens | cached tokens | measured, ms | sum of operators, ms | error |\n|--:|---|--:|--:|--:|--:|--:|\n"
+    head = "| TP | total | new tokens | cached tokens | measured, ms | sum of operators, ms | error |"
     rows = [
-        f"| {one.tp} | {one.operator} | {one.new_tokens} | {one.cached_tokens} | {1e3 * one.measured_s:.3f} "
-        f"| {1e3 * one.fitted_s:.3f} | {100 * one.error:+.1f} % |"
-        for one in checks.itertuples()
+        f"| {row['tp']} | {row['operator']} | {row['new_tokens']} | {row['cached_tokens']} "
+        f"| {1e3 * row['measured_s']:.3f} | {1e3 * row['fitted_s']:.3f} | {100 * row['error']:+.1f} % |"
+        for row in checks.to_dict("records")
     ]
-    mean = checks["error"].abs().mean()
-    return head + "\n".join(rows) + f"\n\nMean error {_percent(mean)}, largest {_percent(checks['error'].abs().max())}."
+    errors = checks["error"].abs()
+    foot = f"\nMean error {_percent(float(errors.mean()))}, largest {_percent(float(errors.max()))}."
+    return "\n".join([head, "|--:|---|--:|--:|--:|--:|--:|", *rows, foot])
 
 
 def _figure(one: Fitted, path: Path) -> None:

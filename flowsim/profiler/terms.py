@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flowsim.profiler.fit import CORE_TOKENS, MIN_POINTS, checked
+from flowsim.profiler.fit import CORE_TOKENS, MIN_POINTS, PIECE_MARGIN, checked
 from flowsim.profiler.robust import FitQuality, Floats, LeftOut, Mask, assess, folds, kept, relative_nnls
 
 __all__ = ["TermsFit", "fit_attention", "fit_attention_without_prefix", "fit_decode_attention", "fit_mixed_attention"]
 
+MAX_FLOOR_TOKENS = 1024  # largest count of new tokens below which fewer may be no cheaper
 CORE_DECODES, CORE_KV_TOKENS = 16, (256, 4096)
 
 
@@ -28,11 +29,12 @@ class TermsFit:
     coefficients: dict[str, float]
     quality: FitQuality
     assumed: tuple[str, ...] = ()
+    floor_tokens: int = 0
 
     def seconds(self, new_tokens: float, cached_tokens: float = 0.0) -> float:
         """Latency of one prefill call that adds `new_tokens` to a context of `cached_tokens`."""
-        c, p = new_tokens, cached_tokens
-        return self.of({"1": 1.0, "c": c, "c*c": c * c, "c*p": c * p, "p": p})
+        c, p, wide = new_tokens, cached_tokens, max(new_tokens, self.floor_tokens)
+        return self.of({"1": 1.0, "c": c, "c*c": c * c, "c*p": wide * p, "p": p, "f": wide})
 
     def of(self, terms: Mapping[str, float]) -> float:
         """Latency of a call with these values of the terms."""
@@ -42,11 +44,13 @@ class TermsFit:
 def fit_attention(
     operator: str, new_tokens: Sequence[float], cached_tokens: Sequence[float], latency_s: Sequence[float]
 ) -> TermsFit:
-    """Fit prefill attention of one layer in `1, c, c*c, c*p, p` (c new tokens on p cached ones).
+    """Fit prefill attention of one layer in `1, c, c*c, c*p, p` (c new tokens on p cached ones), and its floor.
 
-    `c*p` is at least 2 x `c*c`, so the chunks of a prompt never cost less than the whole. Without a call with
-    cached tokens the prefix terms are assumed, see `fit_attention_without_prefix`. Raises ValueError as
-    `fit_dense` does, and where no term grows with the tokens.
+    Kernels work on tiles of new tokens, so below some count fewer are no cheaper: with a floor f, chosen among the
+    measured c by held-out error, `c*p` counts max(c, f) new tokens and a term `f` counts max(c, f) itself. `c*p`
+    is at least 2 x `c*c`, so the chunks of a prompt never cost less than the whole. Without a call with cached
+    tokens the prefix terms are assumed, see `fit_attention_without_prefix`. Raises ValueError as `fit_dense` does,
+    and where no term grows with the tokens.
     """
     if not any(cached_tokens):
         return fit_attention_without_prefix(operator, new_tokens, latency_s)
@@ -55,12 +59,46 @@ def fit_attention(
     y = np.asarray(latency_s, dtype=np.float64)
     order = np.lexsort((y, p, c))
     c, p, y = c[order], p[order], y[order]
-    basis = np.column_stack([np.ones_like(c), c, c * c + 2.0 * c * p, c * p, p])
-    values, quality = _fit(basis, y, c, core=c >= CORE_TOKENS, measured=(int(c.min()), int((c + p).max())))
-    one, linear, square, extra, prefix = values
+    keep = kept(_prefix_basis(c, p, 0), y, enough=lambda mask: np.unique(c[mask]).size >= MIN_POINTS)
+    left, (c, p, y) = (c[~keep], p[~keep], y[~keep]), (c[keep], p[keep], y[keep])
+    predicted = np.empty_like(y)
+    for train, test in folds(y.size):
+        floor = _chosen_floor(c[train], p[train], y[train])
+        values = relative_nnls(_prefix_basis(c[train], p[train], floor), y[train], y[train])
+        predicted[test] = _prefix_basis(c[test], p[test], floor) @ values
+    floor = _chosen_floor(c, p, y)
+    values = relative_nnls(_prefix_basis(c, p, floor), y, y)
+    out = tuple(
+        LeftOut(tokens=int(new + cached), latency_s=float(latency), expected_s=float(should))
+        for new, cached, latency, should in zip(*left, _prefix_basis(left[0], left[1], floor) @ values, strict=True)
+    )
+    measured = (int(c.min()), int((c + p).max()))
+    quality = assess(y, predicted, core=c >= CORE_TOKENS, measured=measured, left_out=out)
+    one, linear, square, extra, prefix, *wide = values.tolist()
     _must_grow(operator, linear + square)
     named = {"1": one, "c": linear, "c*c": square, "c*p": 2.0 * square + extra, "p": prefix}
-    return TermsFit(coefficients=named, quality=quality)
+    if wide:
+        named["f"] = wide[0]
+    return TermsFit(coefficients=named, quality=quality, floor_tokens=floor)
+
+
+def _prefix_basis(c: Floats, p: Floats, floor: int) -> Floats:
+    wide = np.maximum(c, float(floor))
+    columns = [np.ones_like(c), c, c * c + 2.0 * wide * p, wide * p, p]
+    return np.column_stack([*columns, wide] if floor else columns)
+
+
+def _chosen_floor(c: Floats, p: Floats, y: Floats) -> int:
+    """The floor of least held-out error, among the measured counts of new tokens; 0 within the margin of it."""
+    candidates = [0, *(int(value) for value in np.unique(c) if value <= MAX_FLOOR_TOKENS)]
+    errors = {}
+    for floor in candidates:
+        basis, off = _prefix_basis(c, p, floor), np.empty_like(y)
+        for train, test in folds(y.size):
+            off[test] = np.abs(basis[test] @ relative_nnls(basis[train], y[train], y[train]) / y[test] - 1.0)
+        errors[floor] = float(off.mean())
+    best = min(candidates, key=lambda floor: (errors[floor], floor))
+    return best if errors[best] < (1.0 - PIECE_MARGIN) * errors[0] else 0
 
 
 def fit_attention_without_prefix(operator: str, tokens: Sequence[float], latency_s: Sequence[float]) -> TermsFit:

@@ -6,10 +6,11 @@ Knows the package's files, columns and gaps; knows nothing of models. Times are 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import metadata, util
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -59,7 +60,7 @@ class PerfTables:
             ValueError: n or k outside the grid.
         """
         table = self._gemms()
-        parts_n, parts_k = _sum_on(table.columns.unique("n"), n, "n"), _between(table.columns.unique("k"), k, "k")
+        parts_n, parts_k = _sum_on(_grid(table.columns, "n"), n, "n"), _between(_grid(table.columns, "k"), k, "k")
         total = sum(wn * wk * table[(on_n, on_k)] for wn, on_n in parts_n for wk, on_k in parts_k)
         notes = [_note("n", n, parts_n), _note("k", k, parts_k)]
         return pd.Series(total).dropna().sort_index(), "; ".join(filter(None, notes))
@@ -131,7 +132,7 @@ class PerfTables:
         check_positive(table, "latency", name)
         table = table.assign(kv_tokens=table["isl"] + table["step"], seconds=table["latency"] / 1e3)
         grid = table.groupby([*index, "num_heads"])["seconds"].median().unstack("num_heads")
-        parts = _between(grid.columns, q_heads, f"query heads with {kv_heads} KV heads")
+        parts = _between(_grid(grid.columns, "num_heads"), q_heads, f"query heads with {kv_heads} KV heads")
         total = pd.Series(sum(weight * grid[heads] for weight, heads in parts)).dropna()
         note = _note("query heads", q_heads, parts)
         return total.rename("seconds").reset_index(), f"{note} with {kv_heads} KV heads" if note else ""
@@ -176,7 +177,7 @@ def _gemm_grid(name: str, table: pd.DataFrame) -> pd.DataFrame:
     return _GRIDS[name]
 
 
-def _only(table: pd.DataFrame, values: dict[str, str | int], name: str) -> pd.DataFrame:
+def _only(table: pd.DataFrame, values: Mapping[str, object], name: str) -> pd.DataFrame:
     """The rows with these values; refused, with the values there are, where one column has none of them."""
     for column, value in values.items():
         rows = table[table[column] == value]
@@ -185,6 +186,10 @@ def _only(table: pd.DataFrame, values: dict[str, str | int], name: str) -> pd.Da
             raise ValueError(f"{name}: column {column} has no rows with {value!r}; found: {found}")
         table = rows
     return table
+
+
+def _grid(columns: pd.Index, level: str) -> list[int]:
+    return [int(value) for value in columns.unique(level)]
 
 
 def _between(grid: Sequence[int], value: int, what: str) -> Weights:
@@ -207,7 +212,7 @@ def _between(grid: Sequence[int], value: int, what: str) -> Weights:
 def _sum_on(grid: Sequence[int], value: int, what: str) -> Weights:
     """As `_between`, but beyond the grid's last close step a sum of its largest points and a rest."""
     points = sorted(grid)
-    close = next((low for low, high in zip(points, points[1:], strict=False) if high > GAP * low), points[-1])
+    close = next((low for low, high in pairwise(points) if high > GAP * low), points[-1])
     if value in points or value <= close or value > points[-1]:
         return _between(grid, value, what)
     whole, rest = divmod(value, close)
