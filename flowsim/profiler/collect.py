@@ -7,6 +7,7 @@ torch is imported in `run` only, so that the other sub-commands work without it.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -136,5 +137,6 @@ class _Progress:
 
 
 def say(sentence: str) -> None:
-    """Tells the user something, on stderr."""
-    print(f"flowsim.profiler: {sentence}", file=sys.stderr)
+    """Tells the user something, on stderr; under torchrun the first process speaks for all."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"flowsim.profiler: {sentence}", file=sys.stderr)

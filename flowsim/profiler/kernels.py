@@ -197,8 +197,10 @@ def _experts(
     counts.scatter_add_(0, flat, torch.ones_like(flat))
     ends = counts.cumsum(0).to(torch.int32)
     token = order // chosen.shape[1]
-    out = matmul(act(matmul(x[token], gate_up, ends)), down, ends) * scores.flatten()[order].unsqueeze(1)
-    return torch.zeros_like(x).index_add_(0, token, out.to(x.dtype))
+    out = matmul(act(matmul(x[token], gate_up, ends)), down, ends)
+    by_token = torch.empty_like(out)
+    by_token[order] = out
+    return (by_token.view(*chosen.shape, -1) * scores.unsqueeze(-1)).sum(1)
 
 
 def _grouped_mm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

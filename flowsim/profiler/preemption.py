@@ -20,8 +20,9 @@ import torch
 from flowsim.profiler.bench import Bench
 from flowsim.profiler.grid import Point
 from flowsim.profiler.layer import Model, Work
+from flowsim.profiler.operators import needed_bytes
 from flowsim.profiler.recording import Recording
-from flowsim.profiler.timing import synchronize
+from flowsim.profiler.timing import free_bytes, synchronize
 from flowsim.timeline import OPERATORS, Pass, Stops, Timeline
 
 __all__ = ["Cost", "Trial", "check_cost", "measured_timeline", "pauses"]
@@ -64,13 +65,16 @@ def check_cost(bench: Bench, prompts: Sequence[int], recording: Recording | None
     """
     costs = []
     for tokens in prompts:
+        if not _fits(bench, tokens):
+            bench.say(f"--check-cost leaves out {tokens} tokens: more than memory or the model's context takes")
+            continue
         times_s = _rounds(bench, tokens)
         costs += [_cost(bench, tokens, stops, times_s) for stops in CHECKED]
         if recording is not None:
             for stops, values in times_s.items():
                 name = f"check_sync_{stops.value}" if stops in CHECKED else "whole_prefill"
                 _append(recording, Point(name, tokens), values)
-    if recording is not None:
+    if recording is not None and costs:
         _report(bench, costs, recording)
     return costs
 
@@ -149,6 +153,7 @@ def pauses(bench: Bench, tokens: int, stops: Stops, trials: int, *, urgent_token
     worker go on from the same boundary with its activations and KV.
     """
     draws = random.Random(seed)
+    stream = torch.cuda.Stream(bench.device) if bench.device.type == "cuda" else None
     found: list[Trial] = []
     with started(bench, tokens) as (work, prompt), started(bench, urgent_tokens) as (urgent, urgent_prompt):
         for _ in range(WARM_UPS):
@@ -161,7 +166,7 @@ def pauses(bench: Bench, tokens: int, stops: Stops, trials: int, *, urgent_token
         for _ in range(MOST_ATTEMPTS * trials):
             if len(found) == trials:
                 break
-            worker = _Worker(bench.model, bench.device, work, prompt, stops)
+            worker = _Worker(bench.model, stream, work, prompt, stops)
             worker.start()
             time.sleep(draws.uniform(0.0, whole_s))
             raised_s = worker.pause()
@@ -180,12 +185,13 @@ def pauses(bench: Bench, tokens: int, stops: Stops, trials: int, *, urgent_token
 class _Worker:
     """Prefills in a thread of its own; parks at the first legal boundary after the flag is raised."""
 
-    def __init__(self, model: Model, device: torch.device, work: Work, prompt: torch.Tensor, stops: Stops) -> None:
-        self._model, self._device, self._work, self._prompt = model, device, work, prompt
+    def __init__(
+        self, model: Model, stream: torch.cuda.Stream | None, work: Work, prompt: torch.Tensor, stops: Stops
+    ) -> None:
+        self._model, self._stream, self._work, self._prompt = model, stream, work, prompt
         self._places = {OPERATORS[index] for index in stops.operators}
         self._flag, self._acknowledged, self._go_on = (threading.Event() for _ in range(3))
         self._thread = threading.Thread(target=self._run)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._output: torch.Tensor | None = None
         self._failure: BaseException | None = None
         self.began_s = self.acknowledged_s = 0.0
@@ -242,6 +248,14 @@ class _Worker:
     def _wait(self) -> None:
         if self._stream is not None:
             self._stream.synchronize()
+
+
+def _fits(bench: Bench, tokens: int) -> bool:
+    """Whether all ranks can prefill a prompt of that length."""
+    shapes, rank = bench.model.shapes, bench.model.rank
+    caches = shapes.layers * tokens * 2 * rank.kv_heads * shapes.head_dim * int(bench.model.draw.dtype.itemsize)
+    needed = needed_bytes(bench.model, Point("whole_layer", tokens)) + caches
+    return not bench.ranks.any(needed > free_bytes(bench.device) or tokens > shapes.max_context_tokens)
 
 
 def _rounds(bench: Bench, tokens: int) -> dict[Stops, list[float]]:

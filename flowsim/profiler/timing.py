@@ -21,7 +21,7 @@ FEWEST_STEADY = 10  # before the spread is believed
 MOST = 200
 WARM_UPS = 3
 BLOCK = 5  # repetitions between two looks at the spread
-FLUSH_BYTES = {"cuda": 512 * 2**20, "cpu": 32 * 2**20}
+FLUSH_BYTES = {"cuda": 2**30, "cpu": 32 * 2**20}
 """Written between repetitions, larger than the last cache; it also keeps a GPU busy until the call is queued."""
 
 
@@ -95,10 +95,10 @@ class Timer:
 
         Never fewer than 5 repetitions, after 3 to warm up, nor fewer than 10 within the budget; at most 200.
         """
-        started_s = time.perf_counter()
         for _ in range(WARM_UPS):
             call()
         synchronize(self._device)
+        started_s = time.perf_counter()
         times_s: list[float] = []
         while len(times_s) < MOST:
             times_s += self._ranks.slowest(self._block(call))
