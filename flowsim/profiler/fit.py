@@ -105,7 +105,7 @@ def _fit(
     """Constant, knots, slopes, the extra columns' coefficients, and the quality of the fit to what is kept."""
     inner = np.unique(n)[MIN_POINTS_PER_PIECE - 1 : -MIN_POINTS_PER_PIECE : MIN_POINTS_PER_PIECE]
     trial = _pieces_basis(n, tuple(int(knot) for knot in _spread(inner, TRIAL_KNOTS)), extra)
-    keep = kept(trial, y, enough=lambda mask: np.unique(n[mask]).size >= MIN_POINTS)
+    keep = kept(trial, y, n, enough=lambda mask: np.unique(n[mask]).size >= MIN_POINTS)
     all_n, all_y = n, y
     n, y, extra = n[keep], y[keep], extra[keep]
     knots = _chosen_knots(n, y, extra)

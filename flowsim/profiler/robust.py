@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ Mask = npt.NDArray[np.bool_]
 FOLDS = 5
 OFF_BY = math.log(1.5)  # a point off the robust curve by less than this factor is never left out
 SIGMAS = 6.0  # nor one that is within this many robust standard deviations of it
-NEIGHBOURS = 2  # on each side; a point off by as much as its neighbours shows the curve's error, not its own
+NEIGHBOURS = 2  # on each side; a point off by as much as one of them shows the curve's error, not its own
 MAX_LEFT_OUT, MAX_LEFT_OUT_POINTS = 0.01, 2  # where more are far off, the curve is to blame: the larger of the two
 ROUNDS = 20
 SPREAD_FLOOR = 0.02
@@ -72,32 +73,47 @@ def relative_nnls(basis: Floats, target: Floats, y: Floats) -> Floats:
     return np.asarray(solution / scale, dtype=np.float64)
 
 
-def kept(basis: Floats, y: Floats, enough: Callable[[Mask], bool]) -> Mask:
+def kept(basis: Floats, y: Floats, axis: Floats | None = None, *, enough: Callable[[Mask], bool]) -> Mask:
     """Which points to fit: all but the lone ones far off a curve that is fitted robustly (Cauchy weights, log errors).
 
-    The points are in order of their tokens. All are kept where `enough` says that the rest would not do, or where
-    so many are far off that the curve is to blame.
+    The points are in order. Lone: no neighbour is as far off; and where they lie on one `axis` (tokens, rising),
+    few lines through two neighbours lead to the point. All are kept where `enough` says that the rest would not
+    do, or where so many are far off that the curve is to blame.
     """
+    around = [float(np.median(y[[row, *_neighbours(row, y.size)]])) for row in range(y.size)]
+    scale = np.maximum(y, around)  # a point that is far too low must not weigh more for it
     weights = np.ones_like(y)
     errors, spread = np.zeros_like(y), SPREAD_FLOOR
     for _ in range(ROUNDS):
-        fitted = basis @ relative_nnls(basis * weights[:, None], y * weights, y)
+        fitted = basis @ relative_nnls(basis * weights[:, None], y * weights, scale)
         errors = np.log(np.maximum(fitted, 1e-3 * y) / y)
         spread = max(SPREAD_FLOOR, 1.4826 * float(np.median(np.abs(errors))))
         weights = 1.0 / np.sqrt(1.0 + (errors / spread) ** 2)
     limit = max(OFF_BY, SIGMAS * spread)
-    mask = (np.abs(errors) <= limit) | (np.abs(errors - _about(errors)) <= limit)
+    mask = np.abs(errors) <= limit
+    for row in np.flatnonzero(~mask):
+        near = _neighbours(int(row), y.size)
+        shared = bool((np.abs(errors[near] - errors[row]) <= limit).any())
+        mask[row] = shared or (axis is not None and _is_led_to(int(row), near, axis, y, limit))
     too_many = np.count_nonzero(~mask) > max(MAX_LEFT_OUT_POINTS, MAX_LEFT_OUT * y.size)
     return np.ones_like(mask) if too_many or not enough(mask) else mask
 
 
-def _about(errors: Floats) -> Floats:
-    """The median of each point's nearest neighbours, itself left out; as many of them at the ends."""
-    count = errors.size
-    first = np.clip(np.arange(count) - NEIGHBOURS, 0, max(0, count - 2 * NEIGHBOURS - 1))
-    places = first[:, None] + np.arange(min(count, 2 * NEIGHBOURS + 1))
-    near = np.where(places == np.arange(count)[:, None], np.nan, errors[places])
-    return np.asarray(np.nanmedian(near, axis=1), dtype=np.float64)
+def _neighbours(row: int, count: int) -> list[int]:
+    """The nearest other rows, as many at the ends as elsewhere."""
+    first = min(max(0, row - NEIGHBOURS), max(0, count - 2 * NEIGHBOURS - 1))
+    return [place for place in range(first, min(count, first + 2 * NEIGHBOURS + 1)) if place != row]
+
+
+def _is_led_to(row: int, near: list[int], axis: Floats, y: Floats, limit: float) -> bool:
+    """Whether half of the power laws through two neighbours pass the point within the limit."""
+    x, logs = np.log(axis), np.log(y)
+    lines = [(a, b) for a, b in combinations(near, 2) if x[a] != x[b]]
+    slopes = [(logs[b] - logs[a]) / (x[b] - x[a]) for a, b in lines]
+    hits = [
+        abs(logs[a] + slope * (x[row] - x[a]) - logs[row]) <= limit for (a, _), slope in zip(lines, slopes, strict=True)
+    ]
+    return 2 * sum(hits) >= len(hits)
 
 
 def assess(
