@@ -15,12 +15,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from flowsim.profile import read_profile
 from flowsim.profiler import pause
 from flowsim.profiler.__main__ import main
 from flowsim.profiler.grid import GRIDS, Point, points
 from flowsim.profiler.recording import Recording
 from flowsim.profiler.trace import read_trace
 
+ROOT = Path(__file__).parent.parent
 LLAMA = {
     "model_type": "llama",
     "_name_or_path": "tiny-llama",
@@ -357,23 +359,32 @@ def test_two_processes_measure_all_reduces_together(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("torch")
 def test_a_tiny_model_is_collected_fitted_and_simulated_within_two_minutes(tmp_path):
-    began_s = time.monotonic()
-    profiler = [sys.executable, "-m", "flowsim.profiler"]
-    shapes = ["--config", config(tmp_path, LLAMA)]
-    trace, profile = tmp_path / "trace.csv", tmp_path / "tiny.yaml"
-    device = ["--device", "cpu", "--threads", "1"]
-    collected = [*profiler, "collect", *shapes, *device, "--grid", "small", "--minutes", "0.5", "--check-cost"]
-    shell([*collected, "--out", trace], tmp_path)
-    costs = json.loads(trace.with_suffix(".checks.json").read_text())
-    assert costs["check_s"] >= 0.0
-    rows = read_trace(trace)
+    began_s, out = time.monotonic(), tmp_path / "cpu"
+    how = ["--config", config(tmp_path, LLAMA), "--device", "cpu", "--threads", "1", "--grid", "small"]
+    script = [
+        sys.executable,
+        "-m",
+        "experiments.profile_gpu",
+        *how,
+        "--minutes",
+        "0.5",
+        "--pause-tokens",
+        "512",
+        "--pause-trials",
+        "20",
+    ]
+    printed = shell([*script, "--out", out], ROOT)
+    assert "20 of 20 paused prefills ended exactly as undisturbed ones" in printed
+    costs = json.loads((out / "trace.checks.json").read_text())
+    assert {cost["stops"] for cost in costs["costs"]} == {"operator", "block", "layer"}
+    rows = read_trace(out / "trace.csv")
     assert {"whole_prefill", "check_sync_operator", "check_sync_block", "check_sync_layer"} <= set(rows["operator"])
-    device_keys = ["--gpu-memory-bytes", 2**34, "--check-s", costs["check_s"]]
-    shell([*profiler, "fit", trace, *shapes, *device_keys, "--out", profile], tmp_path)
+    profile = read_profile(out / "profile.yaml")
+    assert (profile.model, profile.gpu, profile.layers) == ("tiny-llama", "cpu", 2)
+    assert profile.check_s == pytest.approx(costs["check_s"])
     workload = ["workload=uniform", "workload.num_requests=50", "workload.ttft_slo_s=1"]
-    shell([sys.executable, "-m", "flowsim", "model=tiny-llama", f"gpu={profile}", *workload], tmp_path)
-    paused = [*profiler, "pause", *shapes, *device, "--tokens", "512", "--trials", "10", "--profile", profile]
-    assert "profile" in shell(paused, tmp_path)
+    command = [sys.executable, "-m", "flowsim", "model=tiny-llama", f"gpu={out / 'profile.yaml'}", *workload]
+    assert "50" in shell(command, tmp_path)
     assert time.monotonic() - began_s < 120.0
 
 

@@ -159,7 +159,8 @@ def _check_operators(trace: pd.DataFrame, source_name: str) -> None:
 
 
 def _refuse(source_name: str, row: int, column: str, found: object, allowed: str) -> NoReturn:
-    raise ValueError(f"{source_name}: line {row + 2}: {column} is {found!r}; allowed: {allowed}")
+    shown = repr(found) if isinstance(found, str) else str(found)
+    raise ValueError(f"{source_name}: line {row + 2}: {column} is {shown}; allowed: {allowed}")
 
 
 def _reader(path: Path) -> Callable[[Path], pd.DataFrame]:

@@ -81,4 +81,4 @@ def check_positive(table: pd.DataFrame, column: str, name: str) -> None:
     if bad.size:
         line = int(table.index[bad[0]]) + 2
         found = table[column].iloc[int(bad[0])]
-        raise ValueError(f"{name}: line {line}: {column} is {found!r}; allowed: a finite number above 0")
+        raise ValueError(f"{name}: line {line}: {column} is {found}; allowed: a finite number above 0")
