@@ -5,6 +5,7 @@ What the tables lack is estimated or interpolated, said in the rows' `source` an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,13 @@ import numpy as np
 import pandas as pd
 
 from flowsim.profiler.importers import elementwise
-from flowsim.profiler.importers.perf_tables import PerfTables
+from flowsim.profiler.importers.perf_tables import CUSTOM_ALL_REDUCE_BYTES, PerfTables
 from flowsim.profiler.importers.rows import Origin, operator_rows
 from flowsim.profiler.models import Gpu, Rank
 
 __all__ = ["Choices", "import_aiconfigurator"]
+
+Note = Callable[[str], None]
 
 ROUTING = "power_law_1.01"
 """How unevenly tokens fall on experts: the mildest skew that the tables of every system have."""
@@ -37,9 +40,7 @@ class Choices:
     measured: Rank | None = None
 
 
-def import_aiconfigurator(
-    tables: PerfTables, rank: Rank, gpu: Gpu, choices: Choices, note: Callable[[str], None]
-) -> pd.DataFrame:
+def import_aiconfigurator(tables: PerfTables, rank: Rank, gpu: Gpu, choices: Choices, note: Note) -> pd.DataFrame:
     """The trace of one rank; `note` is told of every gap that was filled.
 
     Raises:
@@ -60,7 +61,7 @@ def import_aiconfigurator(
     if rank.shapes.experts:
         frames.append(_experts(origin, tables, rank, choices.routing))
     if rank.tp > 1:
-        frames.extend(_all_reduces(origin, tables, rank, choices.all_reduce))
+        frames.extend(_all_reduces(origin, tables, rank, choices, note))
     if choices.elementwise is not None and choices.measured is not None:
         frames.append(elementwise.from_vidur(origin, rank, choices.elementwise, choices.measured))
     else:
@@ -69,7 +70,7 @@ def import_aiconfigurator(
     return pd.concat(frames, ignore_index=True)
 
 
-def _gemms(origin: Origin, tables: PerfTables, rank: Rank, note: Callable[[str], None]) -> list[pd.DataFrame]:
+def _gemms(origin: Origin, tables: PerfTables, rank: Rank, note: Note) -> list[pd.DataFrame]:
     frames = []
     for operator, (n, k) in rank.gemms.items():
         times_s, composed = tables.gemm(n, k)
@@ -80,7 +81,7 @@ def _gemms(origin: Origin, tables: PerfTables, rank: Rank, note: Callable[[str],
     return frames
 
 
-def _attention(origin: Origin, tables: PerfTables, rank: Rank, note: Callable[[str], None]) -> pd.DataFrame:
+def _attention(origin: Origin, tables: PerfTables, rank: Rank, note: Note) -> pd.DataFrame:
     times, between = tables.attention(rank.q_heads, rank.kv_heads, rank.shapes.head_dim)
     note("attention: no cached-prefix axis in the tables; whole prompts only")
     if between:
@@ -90,9 +91,7 @@ def _attention(origin: Origin, tables: PerfTables, rank: Rank, note: Callable[[s
     return operator_rows(origin, "attention", times["seconds"], source, **counts)
 
 
-def _decode_attention(
-    origin: Origin, tables: PerfTables, rank: Rank, gpu: Gpu, note: Callable[[str], None]
-) -> pd.DataFrame:
+def _decode_attention(origin: Origin, tables: PerfTables, rank: Rank, gpu: Gpu, note: Note) -> pd.DataFrame:
     try:
         times, between = tables.decode_attention(rank.q_heads, rank.kv_heads, rank.shapes.head_dim)
     except ValueError as error:
@@ -127,13 +126,37 @@ def _experts(origin: Origin, tables: PerfTables, rank: Rank, routing: str) -> pd
     return operator_rows(origin, "experts", times_s, source, new_tokens=times_s.index)
 
 
-def _all_reduces(origin: Origin, tables: PerfTables, rank: Rank, mode: str) -> list[pd.DataFrame]:
-    times_s = tables.all_reduce(rank.tp, mode)
-    times_s = times_s[times_s.index % rank.message_bytes_per_token == 0]
-    tokens = times_s.index // rank.message_bytes_per_token
-    source = _source(f"all-reduce {tables.read['comm']} custom, {mode}, below 8 MiB; {tables.read['nccl']} from there")
+def _all_reduces(origin: Origin, tables: PerfTables, rank: Rank, choices: Choices, note: Note) -> list[pd.DataFrame]:
+    times_s = tables.all_reduce(rank.tp, choices.all_reduce)
+    tokens, latency_s, is_between = _in_whole_tokens(times_s, rank.message_bytes_per_token)
+    remark = "between measured message sizes" if is_between else ""
+    if remark:
+        note(f"all-reduce: a token is {rank.message_bytes_per_token} bytes; {remark}")
+    below = f"custom, {choices.all_reduce}, below 8 MiB"
+    source = _source(f"all-reduce {tables.read['comm']} {below}; {tables.read['nccl']} from there", remark)
     names = ("all_reduce_attention", "all_reduce_mlp")
-    return [operator_rows(origin, name, times_s, source, new_tokens=tokens) for name in names]
+    return [operator_rows(origin, name, latency_s, source, new_tokens=tokens) for name in names]
+
+
+def _in_whole_tokens(times_s: pd.Series, token_bytes: int) -> tuple[list[int], list[float], bool]:
+    """Tokens, seconds, and whether any lies between measured sizes: one for each size of a token and more.
+
+    A size that is no whole number of tokens gives the next whole one (the largest size the one before), on the line
+    between its two measured neighbours of the same library.
+    """
+    tokens: dict[int, float] = {}
+    is_between = False
+    sizes = times_s.index.to_numpy(dtype=float)
+    for part in (times_s[sizes < CUSTOM_ALL_REDUCE_BYTES], times_s[sizes >= CUSTOM_ALL_REDUCE_BYTES]):
+        measured = part.index.to_numpy(dtype=float)
+        for size in measured:
+            over = math.ceil(size / token_bytes)
+            count = over if over * token_bytes <= measured[-1] else over - 1
+            wanted = count * token_bytes
+            if size >= token_bytes and wanted >= measured[0]:
+                tokens[count] = float(np.interp(wanted, measured, part.to_numpy(dtype=float)))
+                is_between = is_between or wanted != size
+    return list(tokens), list(tokens.values()), is_between
 
 
 def _source(table: str, remark: str = "") -> str:

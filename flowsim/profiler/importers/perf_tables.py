@@ -18,7 +18,7 @@ import pandas as pd
 from flowsim.names import unknown
 from flowsim.profiler.importers.rows import check_positive, require
 
-__all__ = ["PerfTables"]
+__all__ = ["CUSTOM_ALL_REDUCE_BYTES", "PerfTables"]
 
 CUSTOM_ALL_REDUCE_BYTES = 8 * 2**20
 """vLLM takes its custom all-reduce for messages below this and NCCL from there on; the tables' custom rows from
