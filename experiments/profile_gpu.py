@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=4.0, help="budget of the operator grid (default: 4)")
     parser.add_argument("--grid", choices=sorted(GRIDS), default="full")
     parser.add_argument("--pause-tokens", type=int, default=2048, help="length of the paused prompts")
+    parser.add_argument("--pause-trials", type=int, default=100, help="pauses at each granularity")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     trace, profile = options.out / "trace.csv", options.out / "profile.yaml"
@@ -45,8 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     shapes = ["--config", options.config] if options.config else []
     if status := _run("fit", *fitted, *shapes, "--gpu-memory-bytes", memory_bytes):
         return status
-    pauses = ["--tokens", options.pause_tokens, "--profile", profile, "--out", options.out / "pause.json"]
-    return _run("pause", *device, *pauses)
+    pauses = ["--tokens", options.pause_tokens, "--trials", options.pause_trials, "--profile", profile]
+    return _run("pause", *device, *pauses, "--out", options.out / "pause.json")
 
 
 def _device(options: argparse.Namespace) -> list[object]:
