@@ -82,64 +82,6 @@ def open_bench(
     if distinct < min(layers, shapes.layers):
         say(f"{distinct} of {shapes.layers} layers fit in memory; a whole prefill runs through them in turn")
     model = _checked_model(rank, Weights(where, number_format), ranks, distinct, say)
-    identity: dict[str, str | int]
-    say: Callable[[str], None]
-
-    @property
-    def operators(self) -> list[str]:
-        """The operators that can be measured here."""
-        return operator_names(self.model.rank, self.ranks.world)
-
-
-def open_bench(
-    shapes: Shapes,
-    *,
-    device: str,
-    dtype: str,
-    tp: int,
-    gpu: str,
-    threads: int,
-    layers: int,
-    say: Callable[[str], None],
-) -> Bench:
-    """Builds the model on the device and checks every operator against plain fp32.
-
-    Args:
-        device: cuda or cpu.
-        dtype: bf16 or fp32; empty for bf16 on a GPU and fp32 on a CPU.
-        tp: the degree whose shard is measured; under torchrun its number of processes.
-        gpu: the name of the device in the trace; empty for the device's own.
-        threads: of a CPU; 0 for torch's choice.
-        layers: how many distinct layers to hold, at most; as many as fit in half of the free memory.
-        say: takes a sentence for the user.
-
-    Raises:
-        ValueError: no such device, a TP degree that shapes or torchrun contradict, no room for a layer, or an
-            operator that computes something else than it should.
-    """
-    where = _device(device)
-    if threads:
-        torch.set_num_threads(threads)
-    ranks = Ranks(where)
-    if ranks.world not in (1, tp):
-        raise ValueError(f"--tp {tp} under torchrun with {ranks.world} processes; give --tp {ranks.world}")
-    rank = shapes.rank(tp)
-    number_format = DTYPES[dtype or ("bf16" if where.type == "cuda" else "fp32")]
-    distinct = _layers_that_fit(rank, number_format.itemsize, where, layers)
-    if distinct < min(layers, shapes.layers):
-        say(f"{distinct} of {shapes.layers} layers fit in memory; a whole prefill runs through them in turn")
-    draw = Weights(where, number_format)
-    attention = kernel_lists.attention_kernels(where, number_format, rank.q_heads, rank.kv_heads, shapes.head_dim)
-    elementwise = kernel_lists.elementwise_kernels(where)
-    experts = kernel_lists.experts_kernels() if shapes.experts else [None]
-    kernels = Kernels(attention=attention[0], elementwise=elementwise[0], experts=experts[0])
-    model = Model(rank, kernels, draw, ranks.all_reduce, distinct)
-    _choose(model, "attention", attention, ATTENTION_CHECKS, say)
-    names = [name for name in POINTWISE_CHECKS if name != "act" or not shapes.experts]
-    _choose(model, "elementwise", elementwise, [Point(name, 16) for name in names], say)
-    if shapes.experts:
-        _choose(model, "experts", experts, [Point("experts", 16)], say)
-    _check_all(model, ranks.world)
     identity: dict[str, str | int] = {
         "model": shapes.name,
         "gpu": gpu or _device_name(where),
