@@ -18,7 +18,7 @@ from flowsim.profiler.entries import Fitted, fit_rows
 from flowsim.profiler.models import Shapes
 from flowsim.profiler.trace import OPERATORS
 
-__all__ = ["Overheads", "build_profile", "default_overheads", "render"]
+__all__ = ["Overheads", "build_profile", "default_overheads", "only_one", "render"]
 
 ONE_LINE = ("shapes", "overheads", "tp")  # keys whose innermost lists and mappings are written on one line
 SHOWN = 5  # points left out that are named one by one
@@ -64,9 +64,7 @@ def build_profile(
     Raises:
         ValueError: several models or GPUs, an operator that a layer needs is missing, or a fit is impossible.
     """
-    for column in ("model", "gpu"):
-        if trace[column].nunique() != 1:
-            raise ValueError(f"the trace holds several {column}s: {', '.join(sorted(trace[column].unique()))}; fit one")
+    model, gpu = only_one(trace, "model"), only_one(trace, "gpu")
     fits: list[Fitted] = []
     for tp in sorted(trace["tp"].unique().tolist()):
         rows = trace[trace["tp"] == tp]
@@ -88,8 +86,8 @@ def build_profile(
         degrees.setdefault(one.tp, {"operators": []})["operators"].append(one.entry)
     profile = {
         "version": 1,
-        "model": str(trace["model"].iloc[0]),
-        "gpu": str(trace["gpu"].iloc[0]),
+        "model": model,
+        "gpu": gpu,
         "gpu_memory_bytes": gpu_memory_bytes,
         "weights_bytes": shapes.weights_bytes,
         "kv_bytes_per_token": shapes.kv_bytes_per_token,
@@ -102,6 +100,18 @@ def build_profile(
         "tp": degrees,
     }
     return profile, fits
+
+
+def only_one(trace: pd.DataFrame, column: str) -> str:
+    """The trace's model or GPU.
+
+    Raises:
+        ValueError: there are several.
+    """
+    found = sorted(trace[column].unique().tolist())
+    if len(found) != 1:
+        raise ValueError(f"the trace holds several {column}s: {', '.join(found)}; fit one, with --{column}")
+    return str(found[0])
 
 
 def render(profile: Mapping[str, Any], written_by: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from flowsim.profile import read_profile
-from flowsim.profiler.build import Overheads, build_profile, default_overheads, render
+from flowsim.profiler.build import Overheads, build_profile, default_overheads, only_one, render
 from flowsim.profiler.models import load_gpu, load_shapes, model_names
 from flowsim.profiler.trace import read_trace
 
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
             trace = trace[trace[column] == wanted]
             if trace.empty:
                 raise ValueError(f"no rows with {column} {wanted!r}; found: {found}")
-    model, gpu = str(trace["model"].iloc[0]), str(trace["gpu"].iloc[0])
+    model, gpu = only_one(trace, "model"), only_one(trace, "gpu")
     if options.config is None and model not in model_names():
         raise ValueError(f"the shapes of {model!r} are not known; give --config its Hugging Face config.json")
     shapes = load_shapes(options.config or model)
