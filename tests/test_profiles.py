@@ -6,6 +6,7 @@ import copy
 from importlib import util
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import yaml
 
@@ -15,8 +16,11 @@ from flowsim.names import shipped
 from flowsim.profile import available_profiles, profile_table, read_profile
 from flowsim.profiler.entries import fit_rows
 from flowsim.profiler.evaluate import PREFILL_KINDS, layer_seconds, operator_seconds, pass_seconds
+from flowsim.profiler.fit import fit_dense
 from flowsim.profiler.importers.aiconfigurator import Choices, import_aiconfigurator
 from flowsim.profiler.importers.perf_tables import PerfTables
+from flowsim.profiler.importers.vidur import ELEMENTWISE, operator_times
+from flowsim.profiler.importers.vidur import GEMMS as GEMM_NAMES
 from flowsim.profiler.models import load_gpu, load_shapes
 from flowsim.profiler.trace import validate
 
@@ -85,9 +89,9 @@ def test_the_chunks_of_a_prompt_never_cost_less_than_the_whole(model, gpu, tp):
     whole_s, one_s = operator_seconds(entry, 65_536), entry["coefficients"]["1"]
     for chunk in (1024, 2048, 8192):
         chunks_s = [operator_seconds(entry, chunk, start) for start in range(0, 65_536, chunk)]
-        assert sum(chunks_s) > whole_s
+        assert sum(chunks_s) >= whole_s * (1.0 - 1e-6)
         if entry.get("assumed"):
-            assert sum(chunks_s) - (len(chunks_s) - 1) * one_s == pytest.approx(whole_s, rel=1e-9)
+            assert sum(chunks_s) - (len(chunks_s) - 1) * one_s == pytest.approx(whole_s, rel=1e-5)
 
 
 @pytest.mark.parametrize(("model", "gpu"), sorted({(model, gpu) for model, gpu, _ in SHIPPED}))
@@ -186,8 +190,8 @@ def test_a_prompt_beyond_the_measured_range_runs_on_is_counted_and_refused_where
     )
     result = simulate(requests, policy=fcfs, latency=latency)
     assert result.requests.extrapolated.tolist() == [True]
-    low, high = next(entry for entry in operators(model, gpu, 1) if entry["name"] == "qkv_gemm")["measured_tokens"]
-    with pytest.raises(ValueError, match=rf"qkv_gemm \({low} to {high} tokens\)"):
+    low, high = next(entry for entry in operators(model, gpu, 1) if entry["name"] == "attention")["measured_tokens"]
+    with pytest.raises(ValueError, match=rf"attention \({low} to {high} tokens\)"):
         simulate(requests, policy=fcfs, latency=latency, strict=True)
 
 
@@ -257,6 +261,24 @@ def test_the_list_of_profiles_reads_the_degrees_that_the_files_have():
     )
     for model, gpu, degrees in profile_table():
         assert degrees == tuple(file_of(model, gpu)["tp"])
+
+
+@pytest.mark.slow
+def test_a_whole_layer_of_vidurs_a100_table_is_fitted_within_3_percent_held_out(data_dir):
+    columns = {**ELEMENTWISE, **GEMM_NAMES}
+    measured_s, fitted_s = 0.0, 0.0
+    for operator, name in columns.items():
+        if operator in ("embedding", "final_norm"):
+            continue
+        times_s = operator_times(data_dir / "vidur_a100_llama3_8b_ops_median.csv", name, 1)
+        tokens, latency_s = times_s.index.to_numpy(), times_s.to_numpy()
+        heldout_s = np.empty_like(latency_s)
+        for fold in range(5):
+            test = np.arange(tokens.size) % 5 == fold
+            fit = fit_dense(operator, tokens[~test].tolist(), latency_s[~test].tolist())
+            heldout_s[test] = [fit.seconds(n) for n in tokens[test]]
+        measured_s, fitted_s = measured_s + latency_s, fitted_s + heldout_s
+    assert np.abs(fitted_s / measured_s - 1.0).mean() <= 0.03
 
 
 @needs_package
