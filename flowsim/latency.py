@@ -115,15 +115,11 @@ class LatencyModel:
 
     def _pass(self, tokens: Tokens, slowest: float) -> Pass:
         """One pass: dense operators in its tokens, experts touched, attention in `1, c, c*c, c*p, p` over the parts."""
-        a = self._attention
-        floor = a.floor_tokens
-        total = square = cross = cached = wide = 0
+        total = square = cross = cached = 0
         for c, p in tokens:
             total += c
             square += c * c
-            at_least = c if c > floor else floor
-            wide += at_least
-            cross += at_least * p
+            cross += c * p
             cached += p
         lines = self._lines[bisect_left(self._knots, total)]
         head_s, qkv_s, other_s, o_s, gate_s, down_s, tail_s, o_meet_s, down_meet_s = [
@@ -133,8 +129,10 @@ class LatencyModel:
             down_s += all_s * (1.0 - missed**total)
         if self._per_sequence:
             tail_s += self._of_sequences(len(tokens))
+        a = self._attention
         attention_s = other_s + a.one_s + a.c_s * total + a.cc_s * square + a.cp_s * cross + a.p_s * cached
-        attention_s += a.floor_s * wide
+        if a.floor_tokens:
+            attention_s += self._of_floor(tokens)
         check = self._checks_s
         e0 = slowest * qkv_s + check[0]
         e1 = e0 + slowest * attention_s + check[1]
@@ -144,6 +142,14 @@ class LatencyModel:
         profile = self.profile
         head_s = profile.pass_s + slowest * head_s
         return Pass(total, head_s, (e0, e1, e2, e3, e4), profile.layers, slowest * tail_s)
+
+    def _of_floor(self, tokens: Tokens) -> float:
+        """What attention's floor of new tokens adds: its own term, and `c*p` of the parts that are below it."""
+        a, seconds = self._attention, 0.0
+        for c, p in tokens:
+            below = max(0, a.floor_tokens - c)
+            seconds += a.floor_s * (c + below) + a.cp_s * below * p
+        return seconds
 
     def _of_sequences(self, sequences: int) -> float:
         """lm_head and sampler of a pass that ends so many sequences; computed once per count."""

@@ -178,6 +178,29 @@ def test_the_shapes_of_the_field_have_the_parameters_that_their_names_say():
     assert billions == pytest.approx(said, rel=1e-3)
 
 
+@needs_package
+def test_decode_attention_of_unmeasured_heads_is_estimated_from_kv_bytes_and_said(tmp_path, capsys):
+    config = {
+        "model_type": "llama",
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "intermediate_size": 5504,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = ["--system=h100_sxm", f"--model={tmp_path / 'config.json'}", f"--out={tmp_path / 't.csv'}"]
+    assert main(["import", "aiconfigurator", *options]) == 0
+    assert "estimated as KV bytes over memory bandwidth" in capsys.readouterr().err
+    trace = read_trace(tmp_path / "t.csv")
+    decode = trace[(trace["decodes"] == 64) & (trace["decode_kv_tokens"] == 4096)]
+    assert decode["source"].item().startswith("estimated")
+    moved_bytes = 64 * 4096 * 2 * 16 * 128 * 2
+    assert decode["latency_s"].item() == pytest.approx(3e-6 + moved_bytes / (0.8 * 3.35e12))
+
+
 def test_a_hugging_face_config_gives_the_same_shapes_as_the_table(tmp_path):
     config = {
         "model_type": "qwen3_moe",

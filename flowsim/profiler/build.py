@@ -65,22 +65,7 @@ def build_profile(
         ValueError: several models or GPUs, an operator that a layer needs is missing, or a fit is impossible.
     """
     model, gpu = only_one(trace, "model"), only_one(trace, "gpu")
-    fits: list[Fitted] = []
-    for tp in sorted(trace["tp"].unique().tolist()):
-        rows = trace[trace["tp"] == tp]
-        _check_complete(set(rows["operator"]), tp)
-        for operator in OPERATORS:
-            part = rows[rows["operator"] == operator]
-            if not part.empty:
-                fits += fit_rows(operator, part, shapes, partial(_tell, note, tp))
-    for one in fits:
-        for out in one.left_out[:SHOWN]:
-            note(
-                f"tp {one.tp}: {one.entry['name']}: left out the point at {out.tokens}: "
-                f"{1e6 * out.latency_s:.1f} us where the fit says {1e6 * out.expected_s:.1f}"
-            )
-        if len(one.left_out) > SHOWN:
-            note(f"tp {one.tp}: {one.entry['name']}: left out {len(one.left_out)} points in all; the report lists them")
+    fits = _fit_all(trace, shapes, note)
     degrees: dict[int, dict[str, Any]] = {}
     for one in fits:
         degrees.setdefault(one.tp, {"operators": []})["operators"].append(one.entry)
@@ -126,6 +111,27 @@ def render(profile: Mapping[str, Any], written_by: str) -> str:
         for key, value in profile.items()
     ]
     return header + "".join(blocks)
+
+
+def _fit_all(trace: pd.DataFrame, shapes: Shapes, note: Callable[[str], None]) -> list[Fitted]:
+    """Every operator at every TP degree, in the order in which a pass runs them; says what the fits leave out."""
+    fits: list[Fitted] = []
+    for tp in sorted(trace["tp"].unique().tolist()):
+        rows = trace[trace["tp"] == tp]
+        _check_complete(set(rows["operator"]), tp)
+        for operator in OPERATORS:
+            part = rows[rows["operator"] == operator]
+            if not part.empty:
+                fits += fit_rows(operator, part, shapes, partial(_tell, note, tp))
+    for one in fits:
+        for out in one.left_out[:SHOWN]:
+            note(
+                f"tp {one.tp}: {one.entry['name']}: left out the point at {out.tokens}: "
+                f"{1e6 * out.latency_s:.1f} us where the fit says {1e6 * out.expected_s:.1f}"
+            )
+        if len(one.left_out) > SHOWN:
+            note(f"tp {one.tp}: {one.entry['name']}: left out {len(one.left_out)} points in all; the report lists them")
+    return fits
 
 
 def _tell(note: Callable[[str], None], tp: int, text: str) -> None:

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     profile, fits = build_profile(
         trace,
         shapes,
-        gpu_memory_bytes=options.gpu_memory_bytes or load_gpu(gpu).memory_bytes,
+        gpu_memory_bytes=options.gpu_memory_bytes or _memory_bytes(gpu),
         overheads=overheads,
         note=lambda text: print(text, file=sys.stderr),
     )
@@ -64,6 +64,13 @@ def run(options: argparse.Namespace) -> int:
         write_report(profile, fits, trace, options.report)
         print(f"the fit report is {options.report / 'report.md'}")
     return 0
+
+
+def _memory_bytes(gpu: str) -> int:
+    try:
+        return load_gpu(gpu).memory_bytes
+    except ValueError as error:
+        raise ValueError(f"{error}; or give --gpu-memory-bytes") from error
 
 
 def _overheads(options: argparse.Namespace, gpu: str, *, has_lm_head: bool) -> Overheads:

@@ -113,7 +113,7 @@ def _is_led_to(row: int, near: list[int], axis: Floats, y: Floats, limit: float)
     hits = [
         abs(logs[a] + slope * (x[row] - x[a]) - logs[row]) <= limit for (a, _), slope in zip(lines, slopes, strict=True)
     ]
-    return 2 * sum(hits) >= len(hits)
+    return bool(2 * sum(hits) >= len(hits))
 
 
 def assess(
