@@ -108,7 +108,7 @@ def _figure(one: Fitted, path: Path) -> None:
 
     figure = Figure(figsize=(6.4, 4.8))
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    figure.subplots_adjust(left=0.12, right=0.98, top=0.94, bottom=0.11, hspace=0.08)
+    figure.subplots_adjust(left=0.16, right=0.98, top=0.94, bottom=0.11, hspace=0.08)
     order = np.argsort(one.x, kind="stable")
     x, measured_ms, fitted_ms = one.x[order], 1e3 * one.latency_s[order], 1e3 * one.fitted_s[order]
     above.loglog(x, measured_ms, "o", color="0.6", markersize=4, label="measured")
