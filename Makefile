@@ -34,6 +34,7 @@ wheel: ## build the wheel and run it in a fresh virtual environment, from anothe
 	"$$work/venv/bin/flowsim" policy=fcfs workload=uniform workload.num_requests=500 hydra.run.dir=out quiet=true; \
 	test -s out/requests.csv; test -s out/summary.json
 
-profile: ## refit the shipped profiles and the quantile table from the data that FLOWSIM_DATA names (minutes)
+profile: ## refit the shipped profiles and the length tables from the data that FLOWSIM_DATA names (minutes)
 	$(PYTHON) -m experiments.make_profiles
 	$(PYTHON) -m experiments.mixed_quantiles
+	$(PYTHON) -m experiments.length_tables
