@@ -29,7 +29,7 @@ __all__ = ["Result"]
 
 Array = npt.NDArray[Any]
 TABLES = ("requests", "segments", "batches", "preemptions", "kv")
-_TEXT = {"slo_class", "outcome", "reason", "ended"}
+_TEXT = {"prefix_hashes", "slo_class", "outcome", "reason", "ended"}
 _BOOLS = {"paused", "extrapolated", "measured"}
 _OBJECTS: dict[str, Callable[[str], Any]] = {
     "met_slo": lambda cell: cell == "True",
@@ -212,8 +212,16 @@ def _requests(
         "outcome": outcome,
         "reason": reason,
         "extrapolated": beyond,
+        **_hashes(requests),
         "measured": (arrival_s >= warmup_s) & (arrival_s <= arrival_s.max(initial=0.0) - cooldown_s),
     }
+
+
+def _hashes(requests: Sequence[Request]) -> Columns:
+    """The column `prefix_hashes`, numbers with blanks between them, where any request has some."""
+    if not any(request.prefix_hashes for request in requests):
+        return {}
+    return {"prefix_hashes": np.array([" ".join(map(str, r.prefix_hashes)) or None for r in requests], dtype=object)}
 
 
 def _columns(table: Table) -> Columns:

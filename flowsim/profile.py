@@ -5,7 +5,6 @@ Knows the file's schema and where the shipped files are. Knows nothing of batche
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ REGIMES = {  # attention of batches with decodes, and the terms of each
     "decode_attention": ("1", "n", "sum_kv", "mean_kv"),
     "mixed_attention": ("1", "q", "work", "kp", "n", "sum_kv", "mean_kv"),
 }
+LARGEST = 1e30  # of any number in a profile; far beyond all that is measured
 KINDS = ("dense", "attention", "experts", "all_reduce", "per_sequence", *REGIMES)
 MODEL_ALIASES = {"llama3.1-8b": "llama3-8b", "llama3.1-70b": "llama3-70b"}
 """Models that share another's shapes, and so its profiles."""
@@ -156,10 +156,13 @@ def load_profile(model: str, gpu: str) -> Profile:
     Raises:
         ValueError: no such model or GPU (near names and all choices are given), or a malformed file.
     """
-    if gpu.endswith((".yaml", ".yml")):
-        return read_profile(Path(gpu))
-    profiles = available_profiles()
     name = MODEL_ALIASES.get(model, model)
+    if gpu.endswith((".yaml", ".yml")):
+        profile = read_profile(Path(gpu).expanduser())
+        if name != MODEL_ALIASES.get(profile.model, profile.model):
+            raise ValueError(f"{gpu} is a profile of {profile.model}, not of {model}; give model={profile.model}")
+        return profile
+    profiles = available_profiles()
     if name not in profiles:
         raise ValueError(unknown("model", model, [*profiles, *MODEL_ALIASES]))
     if gpu not in profiles[name]:
@@ -178,7 +181,7 @@ def read_profile(path: Path) -> Profile:
     """
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: cannot read the profile: {error}") from error
     return _Reader(str(path)).profile(raw)
 
@@ -194,7 +197,7 @@ class _Reader:
 
     def profile(self, raw: object) -> Profile:
         top = self.mapping(raw, "the file")
-        if top.get("version") != PROFILE_VERSION:
+        if top.get("version") != PROFILE_VERSION or top.get("version") is True:
             allowed = (
                 f"{PROFILE_VERSION}: this release reads no other; write the file again with this release's profiler"
             )
@@ -223,8 +226,8 @@ class _Reader:
             gpu_memory_bytes=self.number(top, "gpu_memory_bytes", above=0.0),
             weights_bytes=self.number(top, "weights_bytes", above=0.0),
             kv_bytes_per_token=self.number(top, "kv_bytes_per_token", above=0.0),
-            max_context_tokens=int(self.number(top, "max_context_tokens", above=0.0)),
-            layers=int(self.number(shapes, "layers", "shapes.", above=0.0)),
+            max_context_tokens=self.whole(top, "max_context_tokens"),
+            layers=self.whole(shapes, "layers", "shapes."),
             dense=several("dense"),
             attention=single("attention"),
             all_reduce=several("all_reduce"),
@@ -269,26 +272,27 @@ class _Reader:
         if kind in REGIMES:
             terms = self.mapping(raw.get("coefficients"), f"{where}.coefficients")
             values = {name: self.number(terms, name, f"{where}.coefficients.") for name in REGIMES[kind]}
-            return Terms(self.text(raw, "name"), values, self.measured(raw, where))
+            return Terms(self.text(raw, "name", f"{where}."), values, self.measured(raw, where))
         if kind == "per_sequence":
             return self.dense(raw, where, ("tail",), "sequences")
         return self.dense(raw, where, REDUCED if kind == "all_reduce" else BOUNDARIES)
 
     def experts(self, raw: Mapping[str, Any], where: str) -> Experts:
-        experts, per_token = (
-            int(self.number(raw, key, f"{where}.", above=0.0)) for key in ("experts", "experts_per_token")
-        )
+        experts, per_token = (self.whole(raw, key, f"{where}.") for key in ("experts", "experts_per_token"))
         if per_token > experts:
             self.fail(f"{where}.experts_per_token", per_token, f"at most experts, {experts}")
         curve = self.dense(raw, where, ("down_proj",))
         return Experts(curve, self.number(raw, "expert_s", f"{where}."), experts, per_token)
 
     def dense(self, raw: Mapping[str, Any], where: str, boundaries: Sequence[str], unit: str = "tokens") -> Dense:
-        boundary = self.text(raw, "boundary")
+        boundary = self.text(raw, "boundary", f"{where}.")
         if boundary not in boundaries:
             self.fail(f"{where}.boundary", boundary, f"one of {', '.join(boundaries)}")
         cuts, rises = f"knots_{unit}", f"slopes_s_per_{unit[:-1]}"
-        knots = tuple(int(knot) for knot in self.numbers(raw, cuts, where))
+        cut_at = self.numbers(raw, cuts, where)
+        if any(not knot.is_integer() or knot < 1.0 for knot in cut_at):
+            self.fail(f"{where}.{cuts}", list(cut_at), f"whole {unit}, 1 or more")
+        knots = tuple(map(int, cut_at))
         slopes = self.numbers(raw, rises, where)
         if len(slopes) != len(knots) + 1:
             self.fail(f"{where}.{rises}", f"{len(slopes)} values", f"{len(knots) + 1}, one more than knots")
@@ -298,7 +302,7 @@ class _Reader:
             self.fail(f"{where}.{rises}", min(slopes), f"> 0: more {unit} must cost more")
         constant_s = self.number(raw, "constant_s", f"{where}.")
         measured = self.measured(raw, where, unit)
-        return Dense(self.text(raw, "name"), boundary, constant_s, knots, slopes, measured)
+        return Dense(self.text(raw, "name", f"{where}."), boundary, constant_s, knots, slopes, measured)
 
     def attention(self, raw: Mapping[str, Any], where: str) -> Attention:
         terms = self.mapping(raw.get("coefficients"), f"{where}.coefficients")
@@ -309,7 +313,9 @@ class _Reader:
         floor_tokens = int(self.number({"floor_tokens": 0, **raw}, "floor_tokens", f"{where}."))
         floor_s = self.number({"f": 0.0, **terms}, "f", f"{where}.coefficients.") if floor_tokens else 0.0
         measured = self.measured(raw, where)
-        return Attention(self.text(raw, "name"), one_s, c_s, cc_s, cp_s, p_s, measured, floor_s, floor_tokens)
+        return Attention(
+            self.text(raw, "name", f"{where}."), one_s, c_s, cc_s, cp_s, p_s, measured, floor_s, floor_tokens
+        )
 
     def measured(self, raw: Mapping[str, Any], where: str, unit: str = "tokens") -> tuple[int, int]:
         values = self.numbers(raw, f"measured_{unit}", where)
@@ -327,16 +333,23 @@ class _Reader:
         value = raw.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool):
             enough = value >= 0.0 if above is None else value > above
-            if enough and math.isfinite(value):
+            if enough and value <= LARGEST:
                 return float(value)
-        self.fail(where + key, value, "a finite number " + (">= 0" if above is None else f"> {above:g}"))
-        return None
+        least = ">= 0" if above is None else f"> {above:g}"
+        notation = " (written with a point and a signed exponent, 1.6e+10)" if isinstance(value, str) else ""
+        return self.fail(where + key, value, f"a number {least} and at most {LARGEST:g}{notation}")
 
-    def text(self, raw: Mapping[str, Any], key: str) -> str:
+    def whole(self, raw: Mapping[str, Any], key: str, where: str = "") -> int:
+        value = self.number(raw, key, where, above=0.0)
+        if not value.is_integer():
+            self.fail(where + key, raw.get(key), "a whole number, 1 or more")
+        return int(value)
+
+    def text(self, raw: Mapping[str, Any], key: str, where: str = "") -> str:
         value = raw.get(key)
         if not isinstance(value, str) or not value:
-            self.fail(key, value, "a name")
-        return str(value)
+            self.fail(where + key, value, "a name")
+        return value
 
     def mapping(self, raw: object, where: str) -> Mapping[Any, Any]:
         if not isinstance(raw, dict):

@@ -96,6 +96,10 @@ def simulate(
     ]
 
     def deliver(request: Request) -> None:
+        if request.arrival_s > LATEST_S:
+            raise ValueError(
+                f"request {request.id} arrives at {request.arrival_s:g} s; the clock ends at {LATEST_S:g} s"
+            )
         if strict:
             _check_range(request, bound)
         router.route(request, instances).submit(request)

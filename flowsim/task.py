@@ -30,7 +30,7 @@ class Simulate:
         result.save(folder)
         report.write(result, folder, title)
         if not quiet:
-            console = Console()
+            console = Console(markup=False)
             console.print(class_table(result, title))
             for line in notes(result.summary()):
                 console.print(line, highlight=False)
@@ -48,7 +48,7 @@ class Export:
         path = write_trace(setup.requests, folder / "trace.csv")
         draw_workload(setup.requests, folder / "workload.png", title.split(" on ", 1)[-1])
         if not quiet:
-            console = Console()
+            console = Console(markup=False)
             console.print(describe(setup.requests), highlight=False, soft_wrap=True)
             console.print(f"trace in {path}", highlight=False, soft_wrap=True)
         return len(setup.requests)

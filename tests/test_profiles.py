@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from importlib import util
 from itertools import pairwise
 
@@ -296,3 +297,29 @@ def test_one_operator_refitted_from_the_package_is_exactly_the_committed_one():
     (fitted,) = fit_rows("down_gemm", trace[trace["operator"] == "down_gemm"], rank.shapes, lambda _: None)
     (committed,) = [entry for entry in operators("llama3-8b", "h200", 1) if entry["name"] == "down_gemm"]
     assert fitted.entry == committed
+
+
+def test_a_profile_file_of_another_model_is_refused():
+    path = str(shipped("profiles") / "llama3-8b" / "a100.yaml")
+    assert load_profile("llama3.1-8b", path).model == "llama3-8b"
+    with pytest.raises(ValueError, match=r"profile of llama3-8b, not of qwen2\.5-14b; give model=llama3-8b"):
+        load_profile("qwen2.5-14b", path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("weights_bytes: 1" + "0" * 400, "weights_bytes is 1"),
+        ("max_context_tokens: 0.5", "max_context_tokens is 0.5; allowed: a whole number"),
+        ("weights_bytes: 1.6e10", "a signed exponent"),
+        ("version: 2020-13-45", "cannot read the profile"),
+        ("version: true", "version is True"),
+    ],
+)
+def test_a_number_that_no_profile_can_have_is_named_with_its_file(line, message, tmp_path):
+    key = line.split(":")[0]
+    text = (shipped("profiles") / "llama3-8b" / "a100.yaml").read_text()
+    path = tmp_path / "mine.yaml"
+    path.write_text(re.sub(rf"^{key}:.*$", line, text, count=1, flags=re.MULTILINE))
+    with pytest.raises(ValueError, match=rf"mine\.yaml.*{message}"):
+        read_profile(path)

@@ -242,3 +242,71 @@ def test_warm_up_and_cool_down_run_but_are_in_no_figure_and_are_counted():
     for wrong in ({"warmup_s": -1.0}, {"cooldown_s": math.inf}, {"horizon_s": 0.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             simulate(requests, policy=flowprefill(), latency=latency, **wrong)
+
+
+# ---------------------------------------------------------------- what was got wrong once
+
+
+def test_a_closed_loop_keeps_to_the_models_context():
+    loop = closed_loop(table="mooncake", num_requests=200, users=3, max_context_tokens=32_768)
+    result = simulate(loop, policy=flowprefill(), latency=toy_latency(1e-5))
+    assert result.requests.prompt_tokens.max() == 32_767
+
+
+def test_a_closed_loop_cannot_leave_the_clocks_range():
+    with pytest.raises(ValueError, match="the clock ends"):
+        simulate(closed_loop(think_s=1e9, num_requests=100), policy=flowprefill(), latency=toy_latency(0.001))
+
+
+def test_stated_slos_of_a_preset_class_that_was_not_drawn_are_fine():
+    requests = mixed(num_requests=5, seed=0, ttft_slo_s={"text": 0.3, "file": math.inf})
+    assert all(one.ttft_slo_s == 0.3 for one in requests if one.slo_class == "text")
+
+
+def test_an_slo_scaled_to_nothing_is_refused():
+    with pytest.raises(ValueError, match="slo_scale"):
+        finish(rows(), ttft_slo_s=1e-300, slo_scale=1e-300)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"window_s": 5}, "two seconds"),
+        ({"window_s": ["a", "b"]}, "two seconds"),
+        ({"length_classes": 5}, "longest prompt in tokens"),
+        ({"length_classes": {"a": "x"}}, "numbers of tokens"),
+    ],
+)
+def test_a_key_of_the_wrong_kind_is_named(keys, message):
+    with pytest.raises(ValueError, match=message):
+        finish(rows(), **keys)
+
+
+def test_sessions_without_a_prompt_are_refused():
+    with pytest.raises(ValueError, match="no session has a prompt"):
+        sessions(num_sessions=5, system_tokens=32_767)
+
+
+def test_a_run_of_sessions_replays_with_its_hashes(tmp_path):
+    requests = sessions(num_sessions=10, seed=1)
+    result = simulate(requests, policy=flowprefill(), latency=toy_latency(1e-5))
+    loaded = load_trace(result.save(tmp_path) / "requests.csv")
+    assert [one.prefix_hashes for one in loaded] == [one.prefix_hashes for one in requests]
+
+
+def test_a_class_with_markup_or_a_formula_for_a_name_is_shown_as_it_is(tmp_path):
+    from dataclasses import replace
+    from io import StringIO
+
+    from rich.console import Console
+
+    from flowsim.report.plots import ttft_cdf
+    from flowsim.report.terminal import class_table
+
+    names = ["[/bold]", r"$\frac{$", "_hidden"]
+    requests = [replace(one, slo_class=names[one.id % 3]) for one in mixed(num_requests=30)]
+    result = simulate(requests, policy=flowprefill(), latency=toy_latency(1e-4))
+    console = Console(file=StringIO(), width=100)
+    console.print(class_table(result, "[/red]"))
+    assert all(name in console.file.getvalue() for name in [*names, "[/red]"])
+    ttft_cdf(result, "a run").savefig(tmp_path / "ttft.png")

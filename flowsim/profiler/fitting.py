@@ -50,13 +50,19 @@ def run(options: argparse.Namespace) -> int:
     profile, fits = build_profile(
         trace,
         shapes,
-        gpu_memory_bytes=options.gpu_memory_bytes or _memory_bytes(gpu),
+        gpu_memory_bytes=_memory_bytes(gpu) if options.gpu_memory_bytes is None else options.gpu_memory_bytes,
         overheads=overheads,
         note=lambda text: print(text, file=sys.stderr),
     )
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(render(profile, "python -m flowsim.profiler fit"), encoding="utf-8")
-    read_profile(options.out)
+    draft = options.out.with_name(options.out.name + ".draft")
+    draft.write_text(render(profile, "python -m flowsim.profiler fit"), encoding="utf-8")
+    try:
+        read_profile(draft)
+    except ValueError:
+        draft.unlink()
+        raise
+    draft.replace(options.out)
     print(f"{len(fits)} operators in {options.out}")
     if options.report:
         from flowsim.profiler.report import write_report

@@ -51,6 +51,11 @@ class Plots:
         return [path]
 
 
+def plain(name: str) -> str:
+    """A class's name as matplotlib shows it letter by letter: no formula, and not hidden for a leading underscore."""
+    return " " * name.startswith("_") + name.replace("$", r"\$")
+
+
 def ttft_cdf(result: Result, title: str = "") -> Figure:
     """The share of each class's requests with their first token within a time; a dot where the SLO lies.
 
@@ -69,7 +74,7 @@ def ttft_cdf(result: Result, title: str = "") -> Figure:
         ttft_s = np.sort(requests["ttft_s"][rows & ~np.isnan(requests["ttft_s"])])
         share = np.arange(1, len(ttft_s) + 1) / rows.sum()
         colour, line = COLOURS[place % len(COLOURS)], LINES[place % len(LINES)]
-        label = f"{name}, {rows.sum()} requests"
+        label = f"{plain(name)}, {rows.sum()} requests"
         slos_s = set(requests["ttft_slo_s"][rows].tolist())
         met = float((requests["met_slo"][rows] == True).mean())  # noqa: E712 (an object array)
         if len(slos_s) > 1:
@@ -115,7 +120,7 @@ def workload_figure(requests: Sequence[Request], title: str = "") -> Figure:
     for place, name in enumerate(sorted(set(classes.tolist()))):
         counts, _ = np.histogram(prompts[classes == name], edges)
         style = {"color": COLOURS[place % len(COLOURS)], "linestyle": LINES[place % len(LINES)]}
-        length_axes.stairs(counts, edges, linewidth=1.4, label=name, **style)
+        length_axes.stairs(counts, edges, linewidth=1.4, label=plain(name), **style)
     length_axes.set(xscale="log", xlabel="prompt [tokens]", ylabel="requests")
     length_axes.legend(fontsize=8)
     return figure

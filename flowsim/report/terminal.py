@@ -19,6 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from flowsim.log import Columns
 from flowsim.metrics import Result
@@ -73,16 +74,18 @@ def class_table(result: Result, title: str) -> Table:
         rows.append([name, *_cells(requests, chosen, _slos(requests["ttft_slo_s"][chosen]), attained, ttft_s)])
     every = np.ones(len(requests["id"]), dtype=bool)
     rows.append(["all", *_cells(requests, every, "", figures["attainment"], figures["ttft_s"])])
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    table = Table(
+        title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=0, pad_edge=False
+    )
     table.add_column("class", no_wrap=True)  # the one that gives way where the terminal is narrow
     names = ("requests", "SLO s", "attained", "TTFT mean", "p50", "p90", "p99 s", "paused")
     for place, name in enumerate(names, start=1):
         width = max(len(name), *(len(row[place]) for row in rows))
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
     for row in rows[:-1]:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     table.add_section()
-    table.add_row(*rows[-1])
+    table.add_row(*map(Text, rows[-1]))
     return table
 
 

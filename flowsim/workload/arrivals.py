@@ -70,12 +70,12 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class Gamma:
-    """Independent gamma gaps with a coefficient of variation `cv` > 0: 1 is Poisson, above it is burstier."""
+    """Independent gamma gaps with a coefficient of variation `cv` within 0..20: 1 is Poisson, above it is burstier."""
 
     cv: float = 2.0
 
     def __post_init__(self) -> None:
-        _positive("gamma.cv", self.cv)
+        _positive("gamma.cv", self.cv, most=20.0)  # beyond, a few gaps are everything and no mean rate is kept
 
     def times(self, rng: np.random.Generator, rate_rps: float, n: int) -> Times:
         shape = 1.0 / self.cv**2
@@ -84,12 +84,12 @@ class Gamma:
 
 @dataclass(frozen=True, slots=True)
 class Weibull:
-    """Independent Weibull gaps of shape `shape` > 0: 1 is Poisson, below it is burstier."""
+    """Independent Weibull gaps of shape `shape` > 0.1: 1 is Poisson, below it is burstier."""
 
     shape: float = 0.7
 
     def __post_init__(self) -> None:
-        _positive("weibull.shape", self.shape)
+        _positive("weibull.shape", self.shape, least=0.1)
 
     def times(self, rng: np.random.Generator, rate_rps: float, n: int) -> Times:
         return _stretched(rng.weibull(self.shape, n - 1) / math.gamma(1.0 + 1.0 / self.shape), rate_rps)
@@ -204,9 +204,10 @@ def _read_profile(path: Path) -> list[tuple[str, str]]:
     return rows
 
 
-def _positive(name: str, value: float) -> None:
-    if not 0.0 < value < math.inf:
-        raise ValueError(f"{name} is {value}; it must be a finite number > 0")
+def _positive(name: str, value: float, least: float = 0.0, most: float = math.inf) -> None:
+    if not isinstance(value, int | float) or not (least < value < math.inf and value <= most):
+        bound = "" if most == math.inf else f" and at most {most:g}"
+        raise ValueError(f"{name} is {value!r}; it must be a finite number > {least:g}{bound}")
 
 
 PROCESSES: dict[str, type] = {
@@ -224,6 +225,8 @@ def _process(given: object) -> ArrivalProcess:
     parameters: Mapping[str, Any] = {}
     if isinstance(given, Mapping) and len(given) == 1:
         given, parameters = next(iter(given.items()))
+    if not isinstance(parameters or {}, Mapping):
+        raise ValueError(f"workload.arrivals {given} has {parameters!r:.60}; give {{{given}: {{parameter: value}}}}")
     if not isinstance(given, str):
         if hasattr(given, "times"):
             return given

@@ -55,6 +55,7 @@ def closed_loop(
     slo: str = "auto",
     ttft_slo_s: float | Mapping[str, float] | None = None,
     slo_scale: float = 1.0,
+    max_context_tokens: int | None = None,
     model: str = "llama3-8b",
     isolated_s: Callable[[int], float] | None = None,
     seed: int = 0,
@@ -64,7 +65,7 @@ def closed_loop(
     Args:
         users: how many.
         think_s: mean seconds between an answer's first token and the next question, exponential.
-        table, shares, slo, ttft_slo_s, slo_scale, model, isolated_s, seed: as in `quantiles`.
+        table, shares, slo, ttft_slo_s, slo_scale, max_context_tokens, model, isolated_s, seed: as in `quantiles`.
         num_requests: of all users together.
 
     Raises:
@@ -82,6 +83,7 @@ def closed_loop(
         slo=slo,
         ttft_slo_s=ttft_slo_s,
         slo_scale=slo_scale,
+        max_context_tokens=max_context_tokens,
         model=model,
         isolated_s=isolated_s,
         seed=seed,

@@ -83,6 +83,11 @@ def sessions(
             drawn.append((at_s, prompt, answer, ids))
             at_s += float(shape_rng.exponential(think_s))
             context = prompt + answer
+    if not drawn:
+        raise ValueError(
+            f"no session has a prompt of at most max_prompt_tokens, {max_prompt_tokens}; "
+            f"system_tokens is {system_tokens} and turn_tokens {turn_tokens:g}"
+        )
     drawn.sort(key=lambda row: row[0])
     times, prompts, answers, hashes = zip(*drawn, strict=True)
     return Rows.of(

@@ -65,8 +65,9 @@ def shape(
 
 
 def _window(rows: Rows, window_s: Sequence[float]) -> Rows:
-    if len(window_s) != 2 or not 0.0 <= window_s[0] < window_s[1]:
-        raise ValueError(f"window_s is {list(window_s)}; it must be two seconds [a, b] with 0 <= a < b")
+    numbers = isinstance(window_s, Sequence) and all(isinstance(second, int | float) for second in window_s)
+    if not numbers or len(window_s) != 2 or not 0.0 <= window_s[0] < window_s[1]:
+        raise ValueError(f"window_s is {window_s!r:.60}; it must be two seconds [a, b] with 0 <= a < b")
     begin_s, end_s = window_s
     inside = np.flatnonzero((rows.arrival_s >= begin_s) & (rows.arrival_s < end_s))
     if not len(inside):

@@ -107,7 +107,15 @@ def assign_slos(
     for key, given, column in (("ttft_slo_s", ttft_slo_s, ttft_s), ("tbt_slo_s", tbt_slo_s, tbt_s)):
         for name, seconds in _stated(key, given, names).items():
             column[classes == name] = seconds
-    return replace(rows, ttft_slo_s=ttft_s * slo_scale, tbt_slo_s=tbt_s * slo_scale, has_slos=True)
+    return replace(rows, ttft_slo_s=_scaled(ttft_s, slo_scale), tbt_slo_s=_scaled(tbt_s, slo_scale), has_slos=True)
+
+
+def _scaled(slo_s: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
+    with np.errstate(over="ignore"):
+        scaled_s = slo_s * scale
+    if (scaled_s <= 0.0).any() or (np.isinf(scaled_s) & np.isfinite(slo_s)).any():
+        raise ValueError(f"slo_scale {scale} makes an SLO of 0 or of no finite number of seconds")
+    return scaled_s
 
 
 def _rule(rows: Rows, model: str, isolated_s: Callable[[int], float] | None) -> str:
@@ -158,7 +166,7 @@ def _stated(key: str, given: Given, names: list[str]) -> dict[str, float]:
         return {}
     by_class = dict(given) if isinstance(given, Mapping) else dict.fromkeys(names, given)
     for name, seconds in by_class.items():
-        if name not in names:
+        if name not in names and name not in TBT_SLO_S:  # a preset class may be absent by chance
             raise ValueError(unknown("class", name, names, where=f"in {key}"))
         if not isinstance(seconds, int | float) or not seconds > 0.0:
             raise ValueError(f"{key} of class {name} is {seconds!r}; it must be a number of seconds > 0 (inf for none)")
@@ -171,7 +179,12 @@ def classes_by_length(rows: Rows, bins: Mapping[str, float]) -> Rows:
     Raises:
         ValueError: bounds that do not rise, or a prompt above the last one.
     """
-    bounds = [float(bound) for bound in bins.values()]
+    if not isinstance(bins, Mapping):
+        raise ValueError(f"length_classes is {bins!r:.60}; it must be {{name: longest prompt in tokens, ...}}, rising")
+    try:
+        bounds = [float(str(bound).replace(".inf", "inf")) for bound in bins.values()]
+    except ValueError:
+        raise ValueError(f"length_classes are {dict(bins)}; upper bounds are numbers of tokens, or inf") from None
     if not bounds or any(not low < high for low, high in zip([0.0, *bounds], bounds, strict=False)):
         raise ValueError(f"length_classes are {dict(bins)}; upper bounds in tokens must rise, the last may be inf")
     longest = int(rows.prompt_tokens.max()) if len(rows) else 0
@@ -179,6 +192,6 @@ def classes_by_length(rows: Rows, bins: Mapping[str, float]) -> Rows:
         raise ValueError(
             f"length_classes end at {bounds[-1]:g} tokens; a prompt has {longest}. Make the last bound inf"
         )
-    names = list(bins)
+    names = list(map(str, bins))
     place = np.searchsorted(bounds, rows.prompt_tokens, side="left")
     return replace(rows, slo_class=[names[index] for index in place.tolist()])
