@@ -59,7 +59,15 @@ class LatencyModel:
         self.pass_tokens = pass_tokens
         self.stops = stops
         self._attention = profile.attention[tp]
-        self._knots, self._lines = _merge(profile.dense[tp], profile.all_reduce[tp])
+        experts = profile.experts.get(tp, ())
+        self._experts = [
+            (one.expert_s * one.experts, 1.0 - one.experts_per_token / one.experts) for one in experts if one.expert_s
+        ]
+        curves = [*profile.dense[tp], *(one.curve for one in experts)]
+        self._knots, self._lines = _merge(curves, profile.all_reduce[tp])
+        self._measured = [(one.name, one.measured_tokens) for one in curves]
+        self._per_sequence = profile.per_sequence.get(tp, ())
+        self._sequences_s: dict[int, float] = {0: 0.0}
         check_s = profile.check_s
         self._checks_s = tuple(check_s * (operator in stops.operators) for operator in range(5))
         self._whole: dict[int, Timeline] = {}
@@ -97,24 +105,36 @@ class LatencyModel:
 
     def extrapolated(self, prompt_tokens: int) -> list[str]:
         """The operators that a prompt of this length drives beyond the range they were measured in."""
-        new, context = min(prompt_tokens, self.pass_tokens), prompt_tokens
-        beyond = [one.name for one in self.profile.dense[self.tp] if new > one.measured_tokens[1]]
-        return beyond + [self._attention.name] * (context > self._attention.measured_tokens[1])
+        return [name for name, _ in self.beyond(prompt_tokens)]
+
+    def beyond(self, prompt_tokens: int) -> list[tuple[str, tuple[int, int]]]:
+        """Those operators, and the (smallest, largest) tokens that each was measured with."""
+        new, a = min(prompt_tokens, self.pass_tokens), self._attention
+        found = [(name, measured) for name, measured in self._measured if new > measured[1]]
+        return found + [(a.name, a.measured_tokens)] * (prompt_tokens > a.measured_tokens[1])
 
     def _pass(self, tokens: Tokens, slowest: float) -> Pass:
-        """One pass: dense operators in the pass's tokens, attention in `1, c, c*c, c*p, p` over the parts."""
-        total = square = cross = cached = 0
+        """One pass: dense operators in its tokens, experts touched, attention in `1, c, c*c, c*p, p` over the parts."""
+        a = self._attention
+        floor = a.floor_tokens
+        total = square = cross = cached = wide = 0
         for c, p in tokens:
             total += c
             square += c * c
-            cross += c * p
+            at_least = c if c > floor else floor
+            wide += at_least
+            cross += at_least * p
             cached += p
         lines = self._lines[bisect_left(self._knots, total)]
         head_s, qkv_s, other_s, o_s, gate_s, down_s, tail_s, o_meet_s, down_meet_s = [
             start + slope * total for start, slope in lines
         ]
-        a = self._attention
+        for all_s, missed in self._experts:
+            down_s += all_s * (1.0 - missed**total)
+        if self._per_sequence:
+            tail_s += self._of_sequences(len(tokens))
         attention_s = other_s + a.one_s + a.c_s * total + a.cc_s * square + a.cp_s * cross + a.p_s * cached
+        attention_s += a.floor_s * wide
         check = self._checks_s
         e0 = slowest * qkv_s + check[0]
         e1 = e0 + slowest * attention_s + check[1]
@@ -124,6 +144,17 @@ class LatencyModel:
         profile = self.profile
         head_s = profile.pass_s + slowest * head_s
         return Pass(total, head_s, (e0, e1, e2, e3, e4), profile.layers, slowest * tail_s)
+
+    def _of_sequences(self, sequences: int) -> float:
+        """lm_head and sampler of a pass that ends so many sequences; computed once per count."""
+        seconds = self._sequences_s.get(sequences)
+        if seconds is None:
+            seconds = 0.0
+            for one in self._per_sequence:
+                start_s, slope_s = _line(one, sequences - 1)
+                seconds += start_s + slope_s * sequences
+            self._sequences_s[sequences] = seconds
+        return seconds
 
 
 class Exact:

@@ -6,8 +6,9 @@ Knows the file's schema and where the shipped files are. Knows nothing of batche
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,13 +16,27 @@ import yaml
 
 from flowsim.names import shipped, unknown
 
-__all__ = ["MODEL_ALIASES", "Attention", "Dense", "Profile", "available_profiles", "load_profile"]
+__all__ = [
+    "MODEL_ALIASES",
+    "Attention",
+    "Dense",
+    "Experts",
+    "Profile",
+    "Terms",
+    "available_profiles",
+    "load_profile",
+    "read_profile",
+]
 
 PROFILE_VERSION = 1
 BOUNDARIES = ("head", "qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj", "tail")
 REDUCED = ("o_proj", "down_proj")  # the operators that end with an all-reduce where tp > 1
-OVERHEADS = ("pass_s", "request_s", "check_s", "switch_s")
-MODEL_ALIASES = {"llama3.1-8b": "llama3-8b"}
+REGIMES = {  # attention of batches with decodes, and the terms of each
+    "decode_attention": ("1", "n", "sum_kv", "mean_kv"),
+    "mixed_attention": ("1", "q", "work", "kp", "n", "sum_kv", "mean_kv"),
+}
+KINDS = ("dense", "attention", "experts", "all_reduce", "per_sequence", *REGIMES)
+MODEL_ALIASES = {"llama3.1-8b": "llama3-8b", "llama3.1-70b": "llama3-70b"}
 """Models that share another's shapes, and so its profiles."""
 
 
@@ -30,7 +45,8 @@ class Dense:
     """Seconds of a token-wise operator: `constant_s` plus each segment's slope times the tokens inside it.
 
     `knots_tokens` cut the axis of batch tokens into `len(slopes_s_per_token)` segments; the curve is continuous
-    and, with slopes above zero, strictly increasing.
+    and, with slopes above zero, strictly increasing. An operator of kind `per_sequence` (lm_head, sampler) is the
+    same in sequences: then all counts are sequences.
     """
 
     name: str
@@ -43,7 +59,11 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Seconds of one layer's attention in c new and p cached tokens, summed over the parts of a batch."""
+    """Seconds of one layer's attention in c new and p cached tokens, summed over the parts of a batch.
+
+    Below `floor_tokens` new tokens fewer are no cheaper to the kernel: `cp_s` counts max(c, floor) times p, and
+    `floor_s` max(c, floor).
+    """
 
     name: str
     one_s: float
@@ -52,13 +72,48 @@ class Attention:
     cp_s: float
     p_s: float
     measured_tokens: tuple[int, int]
+    floor_s: float = 0.0
+    floor_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Seconds of a layer's experts: a curve in tokens, plus `expert_s` for each distinct expert that is touched.
+
+    `n` tokens, each with `experts_per_token` of `experts`, touch `experts * (1 - (1 - share)**n)` of them if
+    routing is uniform, `share` being `experts_per_token / experts`.
+    """
+
+    curve: Dense
+    expert_s: float
+    experts: int
+    experts_per_token: int
+
+    def touched(self, tokens: int) -> float:
+        """Expected distinct experts that a batch of `tokens` tokens reaches."""
+        return self.experts * (1.0 - (1.0 - self.experts_per_token / self.experts) ** tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Attention of batches with decodes: seconds per unit of each term; `measured_tokens` are of one decode's KV.
+
+    n decodes with sum_kv tokens of context together and mean_kv on average; in a mixed batch q new tokens on kp
+    cached ones, work = q*kp + q*q/2.
+    """
+
+    name: str
+    coefficients: Mapping[str, float]
+    measured_tokens: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Coefficients by TP degree, model shapes and overheads; see `docs/profiles.md` for the file's schema.
 
-    `dense` and `attention` are those of one rank; `all_reduce` is what the ranks spend on meeting.
+    `dense`, `experts`, `attention` and `per_sequence` are those of one rank; `all_reduce` is what the ranks spend
+    on meeting. `decode_attention` and `mixed_attention` are there where they were measured, for engines that run
+    decodes; prefill timelines do not use them.
     """
 
     path: str
@@ -76,6 +131,10 @@ class Profile:
     dense: Mapping[int, tuple[Dense, ...]]
     attention: Mapping[int, Attention]
     all_reduce: Mapping[int, tuple[Dense, ...]]
+    experts: Mapping[int, tuple[Experts, ...]] = field(default_factory=dict)
+    per_sequence: Mapping[int, tuple[Dense, ...]] = field(default_factory=dict)
+    decode_attention: Mapping[int, Terms] = field(default_factory=dict)
+    mixed_attention: Mapping[int, Terms] = field(default_factory=dict)
 
     @property
     def tp_degrees(self) -> tuple[int, ...]:
@@ -136,17 +195,27 @@ class _Reader:
     def profile(self, raw: object) -> Profile:
         top = self.mapping(raw, "the file")
         if top.get("version") != PROFILE_VERSION:
-            self.fail("version", top.get("version"), f"{PROFILE_VERSION}: this release reads no other")
+            allowed = (
+                f"{PROFILE_VERSION}: this release reads no other; write the file again with this release's profiler"
+            )
+            self.fail("version", top.get("version"), allowed)
         shapes = self.mapping(top.get("shapes"), "shapes")
         overheads = self.mapping(top.get("overheads"), "overheads")
         degrees = self.mapping(top.get("tp"), "tp")
-        dense, attention, all_reduce = {}, {}, {}
+        read: dict[int, dict[str, list[Any]]] = {}
         for tp, entry in degrees.items():
             if not isinstance(tp, int) or tp < 1:
                 self.fail("tp", tp, "a whole number of GPUs, 1 or more")
-            dense[tp], attention[tp], all_reduce[tp] = self.degree(entry, f"tp.{tp}")
-        if not dense:
+            read[tp] = self.degree(entry, f"tp.{tp}")
+        if not read:
             self.fail("tp", {}, "at least one TP degree")
+
+        def several(kind: str) -> dict[int, tuple[Any, ...]]:
+            return {tp: tuple(kinds[kind]) for tp, kinds in read.items()}
+
+        def single(kind: str) -> dict[int, Any]:
+            return {tp: kinds[kind][0] for tp, kinds in read.items() if kinds[kind]}
+
         return Profile(
             path=self.path,
             model=self.text(top, "model"),
@@ -156,53 +225,80 @@ class _Reader:
             kv_bytes_per_token=self.number(top, "kv_bytes_per_token", above=0.0),
             max_context_tokens=int(self.number(top, "max_context_tokens", above=0.0)),
             layers=int(self.number(shapes, "layers", "shapes.", above=0.0)),
-            dense=dense,
-            attention=attention,
-            all_reduce=all_reduce,
-            **{key: self.number(overheads, key, "overheads.") for key in OVERHEADS},
+            dense=several("dense"),
+            attention=single("attention"),
+            all_reduce=several("all_reduce"),
+            experts=several("experts"),
+            per_sequence=several("per_sequence"),
+            decode_attention=single("decode_attention"),
+            mixed_attention=single("mixed_attention"),
+            pass_s=self.number(overheads, "pass_s", "overheads."),
+            request_s=self.number(overheads, "request_s", "overheads."),
+            check_s=self.number(overheads, "check_s", "overheads."),
+            switch_s=self.number(overheads, "switch_s", "overheads."),
         )
 
-    def degree(self, entry: object, where: str) -> tuple[tuple[Dense, ...], Attention, tuple[Dense, ...]]:
+    def degree(self, entry: object, where: str) -> dict[str, list[Any]]:
+        """The operators at one TP degree, by kind."""
         operators = self.mapping(entry, where).get("operators")
         if not isinstance(operators, list):
             self.fail(f"{where}.operators", operators, "a list of operators")
-        dense, attention, all_reduce = [], [], []
+        found: dict[str, list[Any]] = {kind: [] for kind in KINDS}
         for index, item in enumerate(operators):
             here = f"{where}.operators[{index}]"
             operator = self.mapping(item, here)
-            if operator.get("kind") == "attention":
-                attention.append(self.attention(operator, here))
-            elif operator.get("kind") == "dense":
-                dense.append(self.dense(operator, here, BOUNDARIES))
-            elif operator.get("kind") == "all_reduce":
-                all_reduce.append(self.dense(operator, here, REDUCED))
-            else:
-                self.fail(f"{here}.kind", operator.get("kind"), "dense, attention or all_reduce")
-        if len(attention) != 1:
-            self.fail(f"{where}.operators", f"{len(attention)} of kind attention", "exactly one")
-        missing = [b for b in BOUNDARIES[1:-1] if b != "attention" and b not in {one.boundary for one in dense}]
+            kind = operator.get("kind")
+            if kind not in KINDS:
+                self.fail(f"{here}.kind", kind, f"one of {', '.join(KINDS)}")
+            found[kind].append(self.operator(operator, kind, here))
+        for kind in ("attention", *REGIMES):
+            if len(found[kind]) > 1 or (kind == "attention" and not found[kind]):
+                allowed = "exactly one" if kind == "attention" else "at most one"
+                self.fail(f"{where}.operators", f"{len(found[kind])} of kind {kind}", allowed)
+        there = {one.boundary for one in found["dense"]} | {one.curve.boundary for one in found["experts"]}
+        missing = [b for b in BOUNDARIES[1:-1] if b != "attention" and b not in there]
         if missing:
             self.fail(f"{where}.operators", f"none with boundary {', '.join(missing)}", "every boundary of a layer")
-        return tuple(dense), attention[0], tuple(all_reduce)
+        return found
 
-    def dense(self, raw: Mapping[str, Any], where: str, boundaries: Sequence[str]) -> Dense:
+    def operator(self, raw: Mapping[str, Any], kind: str, where: str) -> Dense | Attention | Experts | Terms:
+        if kind == "attention":
+            return self.attention(raw, where)
+        if kind == "experts":
+            return self.experts(raw, where)
+        if kind in REGIMES:
+            terms = self.mapping(raw.get("coefficients"), f"{where}.coefficients")
+            values = {name: self.number(terms, name, f"{where}.coefficients.") for name in REGIMES[kind]}
+            return Terms(self.text(raw, "name"), values, self.measured(raw, where))
+        if kind == "per_sequence":
+            return self.dense(raw, where, ("tail",), "sequences")
+        return self.dense(raw, where, REDUCED if kind == "all_reduce" else BOUNDARIES)
+
+    def experts(self, raw: Mapping[str, Any], where: str) -> Experts:
+        experts, per_token = (
+            int(self.number(raw, key, f"{where}.", above=0.0)) for key in ("experts", "experts_per_token")
+        )
+        if per_token > experts:
+            self.fail(f"{where}.experts_per_token", per_token, f"at most experts, {experts}")
+        curve = self.dense(raw, where, ("down_proj",))
+        return Experts(curve, self.number(raw, "expert_s", f"{where}."), experts, per_token)
+
+    def dense(self, raw: Mapping[str, Any], where: str, boundaries: Sequence[str], unit: str = "tokens") -> Dense:
         boundary = self.text(raw, "boundary")
         if boundary not in boundaries:
             self.fail(f"{where}.boundary", boundary, f"one of {', '.join(boundaries)}")
-        knots = tuple(int(knot) for knot in self.numbers(raw, "knots_tokens", where))
-        slopes = self.numbers(raw, "slopes_s_per_token", where)
+        cuts, rises = f"knots_{unit}", f"slopes_s_per_{unit[:-1]}"
+        knots = tuple(int(knot) for knot in self.numbers(raw, cuts, where))
+        slopes = self.numbers(raw, rises, where)
         if len(slopes) != len(knots) + 1:
-            self.fail(
-                f"{where}.slopes_s_per_token",
-                f"{len(slopes)} values",
-                f"{len(knots) + 1}, one more than knots",
-            )
+            self.fail(f"{where}.{rises}", f"{len(slopes)} values", f"{len(knots) + 1}, one more than knots")
         if list(knots) != sorted(set(knots)):
-            self.fail(f"{where}.knots_tokens", list(knots), "increasing token counts")
+            self.fail(f"{where}.{cuts}", list(knots), "increasing counts")
         if min(slopes) <= 0.0:
-            self.fail(f"{where}.slopes_s_per_token", min(slopes), "> 0: more tokens must cost more")
+            self.fail(f"{where}.{rises}", min(slopes), f"> 0: more {unit} must cost more")
         constant_s = self.number(raw, "constant_s", f"{where}.")
-        return Dense(self.text(raw, "name"), boundary, constant_s, knots, slopes, self.measured(raw, where))
+        measured = self.measured(raw, where, unit)
+        return Dense(self.text(raw, "name"), boundary, constant_s, knots, slopes, measured)
 
     def attention(self, raw: Mapping[str, Any], where: str) -> Attention:
         terms = self.mapping(raw.get("coefficients"), f"{where}.coefficients")
@@ -210,12 +306,15 @@ class _Reader:
         if values[1] + values[2] <= 0.0:
             self.fail(f"{where}.coefficients", terms, "c or c*c > 0: more tokens must cost more")
         one_s, c_s, cc_s, cp_s, p_s = values
-        return Attention(self.text(raw, "name"), one_s, c_s, cc_s, cp_s, p_s, self.measured(raw, where))
+        floor_tokens = int(self.number({"floor_tokens": 0, **raw}, "floor_tokens", f"{where}."))
+        floor_s = self.number({"f": 0.0, **terms}, "f", f"{where}.coefficients.") if floor_tokens else 0.0
+        measured = self.measured(raw, where)
+        return Attention(self.text(raw, "name"), one_s, c_s, cc_s, cp_s, p_s, measured, floor_s, floor_tokens)
 
-    def measured(self, raw: Mapping[str, Any], where: str) -> tuple[int, int]:
-        values = self.numbers(raw, "measured_tokens", where)
+    def measured(self, raw: Mapping[str, Any], where: str, unit: str = "tokens") -> tuple[int, int]:
+        values = self.numbers(raw, f"measured_{unit}", where)
         if len(values) != 2 or not 1 <= values[0] <= values[1]:
-            self.fail(f"{where}.measured_tokens", list(values), "[smallest, largest]")
+            self.fail(f"{where}.measured_{unit}", list(values), "[smallest, largest]")
         return int(values[0]), int(values[1])
 
     def numbers(self, raw: Mapping[str, Any], key: str, where: str) -> tuple[float, ...]:
@@ -249,7 +348,9 @@ class _Reader:
 
 
 def profile_table() -> Iterable[tuple[str, str, tuple[int, ...]]]:
-    """(model, gpu, TP degrees) of every shipped profile."""
+    """(model, gpu, TP degrees) of every shipped profile; its degrees are looked up in the text, which is fast."""
     for model, gpus in available_profiles().items():
         for gpu in gpus:
-            yield model, gpu, load_profile(model, gpu).tp_degrees
+            text = (shipped("profiles") / model / f"{gpu}.yaml").read_text(encoding="utf-8")
+            degrees = re.findall(r"^  (\d+):$", text.partition("\ntp:\n")[2], flags=re.MULTILINE)
+            yield model, gpu, tuple(sorted(map(int, degrees))) or load_profile(model, gpu).tp_degrees

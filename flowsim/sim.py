@@ -216,9 +216,10 @@ def _check_requests(requests: Sequence[Request]) -> None:
 
 
 def _check_range(request: Request, latency: LatencyModel) -> None:
-    beyond = latency.extrapolated(request.prompt_tokens)
+    beyond = latency.beyond(request.prompt_tokens)
     if beyond:
+        operators = ", ".join(f"{name} ({low} to {high} tokens)" for name, (low, high) in beyond)
         raise ValueError(
             f"strict: request {request.id} has {request.prompt_tokens} prompt tokens, beyond the range in which "
-            f"{latency.profile.path} has measured {', '.join(beyond)}"
+            f"{latency.profile.path} has measured {operators}"
         )

@@ -34,7 +34,7 @@ ONLY = {
     "kv": set(),
     "queue": set(),
     "log": set(),
-    "profiler": set(),
+    "profiler": {"latency", "names", "profile", "timeline"},
     "profile": {"names"},
     "latency": {"profile", "timeline"},
     "workload": {"core", "names"},
@@ -64,11 +64,13 @@ KEPT_TO = {
     "omegaconf": {"config", "__main__"},
     "sortedcontainers": {"queue"},
     "scipy": {"profiler"},
-    "matplotlib": {"report"},
-    "rich": {"report", "task"},
-    "torch": set(),
+    "matplotlib": {"profiler", "report"},
+    "rich": {"profiler", "report", "task"},
+    "torch": {"profiler"},
 }
-PROFILER_PACKAGES = {"numpy", "scipy"}
+PROFILER_PACKAGES = {"matplotlib", "numpy", "pandas", "pyarrow", "rich", "scipy", "torch", "yaml"}
+# Modules of the profiler that need torch; the others, and the commands themselves, work without it.
+PROFILER_TORCH = {"bench", "kernels", "layer", "measuring", "operators", "plain", "preemption", "timing"}
 
 
 def sources() -> dict[str, str]:
@@ -166,7 +168,19 @@ def test_a_package_is_imported_only_where_it_belongs(package):
     assert users <= KEPT_TO[package], f"{package} is imported in {sorted(users - KEPT_TO[package])}"
 
 
-def test_the_profiler_needs_numpy_and_scipy_alone():
+def test_only_the_profilers_own_torch_modules_import_torch_and_none_of_them_is_imported_at_a_commands_start():
+    users = {
+        module for module, source in sources().items() if "torch" in {n.split(".")[0] for n in imported(module, source)}
+    }
+    assert users == {f"profiler.{name}" for name in PROFILER_TORCH}
+    needing = {f"flowsim.{module}" for module in users}
+    for module, source in sources().items():
+        if module not in users:
+            at_the_top = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
+            assert needing.isdisjoint(node.module for node in at_the_top), module
+
+
+def test_the_profiler_needs_few_packages():
     from sys import stdlib_module_names
 
     used = {name for part, name in packages(sources()) if part == "profiler"} - stdlib_module_names

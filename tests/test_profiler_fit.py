@@ -1,16 +1,21 @@
-"""Laws of the fitted latency curves, and the committed Llama-3-8B profile rebuilt from the measured data."""
+"""Laws of the fitted latency curves."""
 
 import math
 import random
 from itertools import pairwise
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments import fit_llama3_8b_a100 as llama
-from flowsim.profiler.fit import fit_attention_without_prefix, fit_dense
+from flowsim.profiler.evaluate import experts_touched
+from flowsim.profiler.fit import fit_dense, fit_experts
+from flowsim.profiler.terms import (
+    fit_attention,
+    fit_attention_without_prefix,
+    fit_decode_attention,
+    fit_mixed_attention,
+)
 
 GRID = [1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192]
 
@@ -128,67 +133,111 @@ def test_attention_that_does_not_grow_with_the_tokens_is_refused():
         fit_attention_without_prefix("attention", GRID, [1e-3 / n for n in GRID])
 
 
-def committed_llama3_8b():
-    return yaml.safe_load(llama.PROFILE.read_text(encoding="utf-8"))
-
-
-def test_refitting_the_measured_data_gives_exactly_the_committed_llama3_8b_profile_at_every_tp_degree():
-    data = llama.data_folder()
-    if not all((data / name).is_file() for name in llama.TABLES):
-        pytest.skip("the measured data are not here; set FLOWSIM_DATA to their folder")
-    refitted, committed = llama.build_profile(data), llama.PROFILE.read_text(encoding="utf-8")
-    assert list(refitted["tp"]) == [1, 2, 4]
-    assert yaml.safe_load(committed) == refitted
-    assert llama.render(refitted) == committed
-
-
-@pytest.mark.parametrize("tp", [1, 2, 4])
-def test_the_committed_llama3_8b_profile_rises_with_tokens_in_every_operator_and_over_the_pass(tp):
-    profile, counts = committed_llama3_8b(), range(1, 16385, 13)
-    for operator in profile["tp"][tp]["operators"]:
-        times_s = [llama.operator_seconds(operator, n) for n in counts]
-        assert all(earlier < later for earlier, later in pairwise(times_s)), operator["name"]
-    times_s = [llama.pass_seconds(profile, n, tp=tp) for n in counts]
-    assert all(earlier < later for earlier, later in pairwise(times_s))
-
-
-def test_the_committed_llama3_8b_profile_meets_the_operator_sums_of_the_analysis():
-    profile = committed_llama3_8b()
-    assert llama.pass_seconds(profile, 2048) == pytest.approx(0.131, rel=0.05)
-    assert llama.pass_seconds(profile, 8192) == pytest.approx(0.588, rel=0.05)
-
-
-@pytest.mark.parametrize(("few", "many"), [(1, 2), (2, 4)])
-def test_more_ranks_never_slow_the_compute_operators_of_a_layer_nor_beat_an_even_split(few, many):
-    profile = committed_llama3_8b()
-    for tokens in (*range(1, 1024), *range(1024, 16385, 16)):
-        few_s, many_s = (llama.layer_seconds(profile, tokens, tp=tp, kinds=llama.COMPUTE) for tp in (few, many))
-        assert few_s * few / many <= many_s <= few_s, f"{tokens} tokens"
-
-
-@pytest.mark.parametrize("tp", [2, 4])
-def test_a_layer_over_several_ranks_ends_both_of_its_blocks_with_the_same_all_reduce(tp):
-    profile = committed_llama3_8b()
-    operators = profile["tp"][tp]["operators"]
-    last_of = {operator["boundary"]: operator for operator in operators}
-    attention, mlp = last_of["o_proj"], last_of["down_proj"]
-    assert [operator["name"] for operator in operators if operator["kind"] == "all_reduce"] == [
-        "all_reduce_attention",
-        "all_reduce_mlp",
+def prefix_points(floor=0):
+    """Attention calls with cached tokens, and what they take: tiles of `floor` new tokens, linear in the prefix."""
+    points = [(c, p) for c in (16, 32, 64, 128, 256, 512, 1024, 2048) for p in (0, 256, 1024, 4096, 16384)]
+    return points, [
+        5e-6 + 30e-9 * c + 20e-12 * c * c + 55e-12 * max(c, floor) * p + 2e-9 * p + 10e-9 * max(c, floor)
+        for c, p in points
     ]
-    assert (attention["name"], mlp["name"]) == ("all_reduce_attention", "all_reduce_mlp")
-    for tokens in (1, 512, 8192):
-        each_s = llama.operator_seconds(attention, tokens)
-        assert each_s == llama.operator_seconds(mlp, tokens)
-        both_s = llama.layer_seconds(profile, tokens, tp=tp, kinds=["all_reduce"])
-        assert both_s == pytest.approx(2 * each_s, rel=1e-12)
 
 
-def test_one_gpu_has_the_same_operators_as_a_rank_but_no_all_reduce():
-    profile = committed_llama3_8b()
-    names = {
-        tp: [operator["name"] for operator in section["operators"] if operator["kind"] != "all_reduce"]
-        for tp, section in profile["tp"].items()
-    }
-    assert names[1] == names[2] == names[4]
-    assert llama.pass_seconds(profile, 2048, kinds=["all_reduce"]) == 0.0
+@pytest.mark.parametrize("floor", [0, 256])
+def test_clean_attention_with_cached_tokens_is_recovered_with_its_floor(floor):
+    points, latencies_s = prefix_points(floor)
+    fit = fit_attention("attention", *zip(*points, strict=True), latencies_s)
+    assert fit.floor_tokens == floor
+    assert fit.assumed == ()
+    assert fit.quality.heldout_mape < 1e-6
+    assert fit.quality.measured_tokens == (16, 2048 + 16384)
+    for (c, p), latency_s in zip(points, latencies_s, strict=True):
+        assert fit.seconds(c, p) == pytest.approx(latency_s, rel=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(noise=st.lists(st.floats(0.5, 2.0), min_size=40, max_size=40))
+def test_attention_with_cached_tokens_obeys_its_laws_whatever_the_noise(noise):
+    points, latencies_s = prefix_points(128)
+    noisy_s = [latency_s * factor for latency_s, factor in zip(latencies_s, noise, strict=True)]
+    fit = fit_attention("attention", *zip(*points, strict=True), noisy_s)
+    for cached in (0, 1, 20_000):
+        times_s = [fit.seconds(n, cached) for n in range(1, 9000, 97)]
+        assert times_s[0] > 0.0
+        assert all(earlier < later for earlier, later in pairwise(times_s))
+    assert fit.seconds(64, 0) <= fit.seconds(64, 1) <= fit.seconds(64, 8192)
+    for chunk in (64, 1024):
+        chunks_s = sum(fit.seconds(chunk, start) for start in range(0, 16384, chunk))
+        assert chunks_s >= fit.seconds(16384) * (1.0 - 1e-9)
+
+
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+@pytest.mark.parametrize("place", [3, 7, len(GRID) - 3])
+def test_a_lone_point_far_off_is_left_out_reported_and_does_not_move_the_curve(place, factor):
+    latencies_s = [dense_curve(n) for n in GRID]
+    latencies_s[place] *= factor
+    fit = fit_dense("gemm", GRID, latencies_s)
+    (out,) = fit.quality.left_out
+    assert (out.tokens, out.latency_s) == (GRID[place], latencies_s[place])
+    assert out.expected_s == pytest.approx(dense_curve(GRID[place]), rel=0.05)
+    assert fit.quality.points == len(GRID) - 1
+    for n in GRID:
+        assert fit.seconds(n) == pytest.approx(dense_curve(n), rel=0.05)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    noise=st.lists(st.floats(0.95, 1.05), min_size=len(GRID), max_size=len(GRID)),
+    knot=st.sampled_from([8, 64, 256, 1024]),
+    rise=st.floats(1.0, 8.0),
+)
+def test_a_curve_that_is_clean_but_for_small_noise_keeps_every_point(noise, knot, rise):
+    curve = [100e-6 + 0.05e-6 * (min(n, knot) + rise * max(0, n - knot)) for n in GRID]
+    fit = fit_dense("gemm", GRID, [y * factor for y, factor in zip(curve, noise, strict=True)])
+    assert fit.quality.left_out == ()
+
+
+def test_a_step_that_several_points_show_is_no_outlier():
+    latencies_s = [dense_curve(n) * (3.0 if 16 <= n <= 96 else 1.0) for n in GRID]
+    assert fit_dense("gemm", GRID, latencies_s).quality.left_out == ()
+
+
+def test_clean_experts_are_recovered_in_tokens_and_experts_touched():
+    touched = [experts_touched(128, 8, n) for n in GRID]
+    latencies_s = [20e-6 + 0.3e-6 * n + 6e-6 * some for n, some in zip(GRID, touched, strict=True)]
+    fit = fit_experts("experts", GRID, touched, latencies_s)
+    assert fit.expert_s == pytest.approx(6e-6, rel=1e-3)
+    assert fit.quality.heldout_mape < 1e-3
+    for n, some, latency_s in zip(GRID, touched, latencies_s, strict=True):
+        assert fit.seconds(n, some) == pytest.approx(latency_s, rel=1e-3)
+
+
+def test_experts_touched_is_top_k_for_one_token_and_all_for_many():
+    assert experts_touched(128, 8, 1) == pytest.approx(8.0)
+    assert experts_touched(128, 8, 1) < experts_touched(128, 8, 2) < 16.0
+    assert experts_touched(128, 8, 10_000) == pytest.approx(128.0)
+
+
+def test_clean_decode_attention_is_recovered():
+    points = [(n, kv) for n in (1, 4, 16, 64) for kv in (16, 64, 256, 512, 1024, 2048, 4096, 8192)]
+    latencies_s = [5e-6 + 0.1e-6 * n + 0.5e-9 * n * kv + 1e-9 * kv for n, kv in points]
+    fit = fit_decode_attention("decode attention", *zip(*points, strict=True), latencies_s)
+    wanted = {"1": 5e-6, "n": 0.1e-6, "sum_kv": 0.5e-9, "mean_kv": 1e-9}
+    assert fit.coefficients == pytest.approx(wanted)
+    assert fit.quality.heldout_mape_core < 1e-9
+
+
+def test_clean_mixed_attention_is_recovered():
+    grid = [
+        (q, kp, n, kv)
+        for q in (16, 32, 64, 128, 256, 512, 1024, 2048)
+        for kp in (0, 512)
+        for n in (1, 16, 64)
+        for kv in (64, 4096)
+    ]
+    wanted = {"1": 5e-6, "q": 9e-9, "work": 4e-11, "kp": 3e-9, "n": 2e-7, "sum_kv": 6e-10, "mean_kv": 1e-9}
+    latencies_s = [
+        5e-6 + 9e-9 * q + 4e-11 * (q * kp + q * q / 2) + 3e-9 * kp + 2e-7 * n + 6e-10 * n * kv + 1e-9 * kv
+        for q, kp, n, kv in grid
+    ]
+    fit = fit_mixed_attention("mixed attention", *zip(*grid, strict=True), latencies_s)
+    assert fit.coefficients == pytest.approx(wanted, rel=1e-6)
