@@ -193,10 +193,7 @@ def over_draws(
 def spread(table: pd.DataFrame) -> dict[str, Figures]:
     """Mean, standard deviation, least and most of each figure over the rows."""
     columns = {"mean": table.mean(), "sd": table.std(ddof=0), "min": table.min(), "max": table.max()}
-    return {
-        str(name): {one: float(values[name]) for one, values in columns.items()}
-        for name in table  # fmt: skip
-    }
+    return {str(name): {one: float(values[name]) for one, values in columns.items()} for name in table}
 
 
 def judged(real: Mapping[str, float], simulated: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
@@ -236,10 +233,11 @@ def what_ifs(alone_excess_s: float) -> dict[str, Setup]:
         "as documented": Setup(),
         "exact predictor": Setup(exact=True),
         "same 11 ms, all on the GPU": costs(pass_s=pass_s + request_s, request_s=0.0),
-        "same 11 ms, all beside the GPU but checks": costs(pass_s=0.0, request_s=pass_s + request_s),
         "same 11 ms, 0.1 ms a checkpoint": costs(pass_s=pass_s - moved_s, check_s=1e-4),
         "0.1 ms a checkpoint, added": costs(check_s=1e-4),
+        "same 11 ms, all beside the GPU but checks": costs(pass_s=0.0, request_s=pass_s + request_s),
         f"typical idle TTFT, +{1e3 * alone_excess_s:.1f} ms off GPU": costs(request_s=request_s + alone_excess_s),
+        "both of the two": costs(pass_s=0.0, request_s=pass_s + request_s + alone_excess_s),
         "4 ms a pass more, on the GPU": costs(pass_s=pass_s + 0.004),
         "3 us a token beside the GPU (tokenising)": Setup(token_s=3e-6),
         "3 ms a takeover (rounds, hand-over)": costs(switch_s=0.003),
@@ -300,6 +298,8 @@ def validate(folder: Path, draws: int = DRAWS, *, whole: bool = True, workers: i
 def _by_run(real: RealRun) -> dict[str, list[float]]:
     blocking_s = real.preemptions.groupby("run").blocking_s
     return {
+        "scheduling_cost_s.p50": [float(value) for value in real.batches.groupby("run").scheduling_cost_s.median()],
+        "blocking_s.over_25_ms": [float((values > 0.025).sum()) for _, values in blocking_s],
         "preemptions": [float(count) for count in blocking_s.size()],
         "blocking_s.p50": [float(value) for value in blocking_s.median()],
         "blocking_s.p90": [float(value) for value in blocking_s.quantile(0.9)],
@@ -390,7 +390,7 @@ def draw(folder: Path, path: Path, draws: int = DRAWS) -> None:
             axes.set_title(f"{name} ({rows.sum()} requests)", fontsize=9)
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8)
-        figure.supxlabel("TTFT [s]", fontsize=9)
+        figure.supxlabel("TTFT [ms]", fontsize=9)
         figure.supylabel("share of requests", fontsize=9)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
@@ -398,15 +398,19 @@ def draw(folder: Path, path: Path, draws: int = DRAWS) -> None:
 
 def _draw_class(axes: Any, printed: pd.DataFrame, runs_s: Sequence[Floats]) -> None:
     share = np.arange(1, len(printed) + 1) / len(printed)
-    ordered_s = np.sort(np.array(runs_s), axis=1)
+    ordered = 1e3 * np.sort(np.array(runs_s), axis=1)  # ms
     axes.fill_betweenx(
-        share, ordered_s.min(axis=0), ordered_s.max(axis=0), step="pre", color="0.8", label="simulated, all draws"
+        share, ordered.min(axis=0), ordered.max(axis=0), step="pre", color="0.8", label="simulated, all draws"
     )
-    axes.step(ordered_s.mean(axis=0), share, where="post", color=COLOURS[0], linewidth=1.6, label="simulated, mean")
-    real_s = np.sort(printed.ttft_s.to_numpy())
-    axes.step(real_s, share, where="post", color="black", linestyle="--", linewidth=1.3, label="real")
-    axes.axvline(printed.ttft_slo_s.iloc[0], color=COLOURS[1], linestyle=":", linewidth=1.4, label="TTFT SLO")
+    axes.step(ordered.mean(axis=0), share, where="post", color=COLOURS[0], linewidth=1.6, label="simulated, mean")
+    real = 1e3 * np.sort(printed.ttft_s.to_numpy())
+    axes.step(real, share, where="post", color="black", linestyle="--", linewidth=1.3, label="real")
+    axes.axvline(1e3 * printed.ttft_slo_s.iloc[0], color=COLOURS[1], linestyle=":", linewidth=1.4, label="TTFT SLO")
     axes.set(xscale="log", ylim=(0, 1.02))
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in (20, 50, 100, 200, 500, 1000, 2000, 5000) if low <= tick <= high]
+    axes.set_xticks(ticks, [f"{tick}" for tick in ticks])
+    axes.set_xticks([], minor=True)
 
 
 def show(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
