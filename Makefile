@@ -1,7 +1,7 @@
 PYTHON ?= python
 
 .DEFAULT_GOAL := help
-.PHONY: help lint format test check check-all wheel profile
+.PHONY: help lint format test check check-all wheel profile validate
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,3 +37,6 @@ wheel: ## build the wheel and run it in a fresh virtual environment, from anothe
 profile: ## refit the shipped profile and the quantile table from the data that FLOWSIM_DATA names
 	$(PYTHON) -m experiments.fit_llama3_8b_a100
 	$(PYTHON) -m experiments.mixed_quantiles
+
+validate: ## hold the simulator against all that is real or exact; writes docs/validation.md
+	$(PYTHON) -m experiments.validate

@@ -186,7 +186,7 @@ def draw(base: tuple[float, float], swings: Sequence[Swing], folder: Path = IMAG
     paths = []
     with mpl.rc_context(STYLE):
         for place, (name, label, scale) in enumerate(measures):
-            figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+            figure = Figure(figsize=(6.4, 3.9), layout="constrained")
             _bars(figure.subplots(), place, scale * base[place], scale, swings)
             figure.axes[0].set_xlabel(label)
             paths.append(folder / f"sensitivity_{name}.png")
@@ -198,28 +198,30 @@ _AT_RATE = f"requests that meet their TTFT SLO at {RATE_RPS:g} requests/s [%]"
 
 
 def _bars(axes: Any, measure: int, base: float, scale: float, swings: Sequence[Swing]) -> None:
+    """A pair of bars for each input: its low setting above, its high one below."""
     ordered = sorted(swings, key=lambda one: one.width(measure, base / scale))
+    looks = (("low", 0.19, "white", "////"), ("high", -0.19, "0.35", ""))
     for place, one in enumerate(ordered):
-        for side, (words, _), colour, hatch in (
-            (one.low, one.input.low, "white", "////"),
-            (one.high, one.input.high, "0.35", ""),
-        ):
-            value = scale * side[measure]
-            axes.barh(place, value - base, left=base, height=0.6, color=colour, edgecolor="0.2", hatch=hatch)
-            left = value < base or (value == base and side is one.low)
+        sides = ((one.low[measure], one.input.low[0]), (one.high[measure], one.input.high[0]))
+        for (value, words), (label, up, colour, hatch) in zip(sides, looks, strict=True):
+            beyond, at = scale * value - base, place + up
+            name = label if place == 0 else None
+            axes.barh(at, beyond, left=base, height=0.36, color=colour, edgecolor="0.2", hatch=hatch, label=name)
             axes.annotate(
                 words,
-                (value, place),
-                xytext=(-4 if left else 4, 0),
+                (base + beyond, at),
+                xytext=(-4 if beyond < 0.0 else 4, 0),
                 textcoords="offset points",
-                ha="right" if left else "left",
+                ha="right" if beyond < 0.0 else "left",
                 va="center",
                 fontsize=7.5,
             )
     axes.axvline(base, color="black", linewidth=1.0)
     axes.set_yticks(range(len(ordered)), [f"{one.input.name}\n({one.input.base})" for one in ordered], fontsize=8)
-    axes.margins(x=0.14)
+    axes.margins(x=0.16)
+    axes.set_axisbelow(True)
     axes.grid(axis="y", visible=False)
+    axes.legend(loc="lower left", fontsize=8)
 
 
 def main(arguments: list[str] | None = None) -> int:
