@@ -33,6 +33,7 @@ from rich.table import Table
 from scipy.stats import ks_2samp
 
 from experiments.real_flowprefill import CLASSES, DRAWS, RealRun, data_folder, real_run
+from experiments.validate_profiles import with_measured_gemms
 from flowsim import ComposedPolicy, LatencyModel, PrefillOnly, Result, SLOAware, load_profile, simulate
 from flowsim.check import check_result
 from flowsim.latency import Exact
@@ -40,6 +41,7 @@ from flowsim.predictor import Poly3
 from flowsim.report.plots import COLOURS, STYLE
 
 PASS_TOKENS = 32768
+A800_FACTOR = 1.03  # of the profile `a800`: its operators over those of an A100
 STOPS = ("block", "operator", "layer")
 SCALES = tuple(round(0.2 * step, 1) for step in range(2, 11))
 GROUPS = ("all", *CLASSES)
@@ -79,18 +81,24 @@ TOLERANCES = (
 
 @dataclass(frozen=True)
 class Setup:
-    """What a replay may vary; the defaults are the documented run. `costs` replaces overheads of the profile, and
-    `token_s` is a cost beside the GPU for each prompt token, added to a TTFT afterwards."""
+    """What a replay may vary; the defaults are the documented run. `costs` replaces overheads of the profile,
+    `token_s` is a cost beside the GPU for each prompt token, added to a TTFT afterwards, and `gemms_from` the folder
+    of measured GEMMs to interpolate in place of the profile's."""
 
     stops: str = "block"
     exact: bool = False
     costs: tuple[tuple[str, float], ...] = ()
     token_s: float = 0.0
+    gemms_from: Path | None = None
 
 
 @cache
 def latency_of(setup: Setup) -> LatencyModel:
-    return LatencyModel(replace(load_profile("llama3.1-8b", "a800"), **dict(setup.costs)))
+    """The A800, as a set-up has it."""
+    profile = replace(load_profile("llama3.1-8b", "a800"), **dict(setup.costs))
+    if setup.gemms_from is not None:
+        profile = with_measured_gemms(profile, setup.gemms_from, A800_FACTOR)
+    return LatencyModel(profile)
 
 
 def replay(real: RealRun, draw: int, order: tuple[int, ...] = (0, 1, 2, 3), setup: Setup | None = None) -> Result:
@@ -216,7 +224,7 @@ def judged(real: Mapping[str, float], simulated: Mapping[str, Mapping[str, float
     return rows
 
 
-def what_ifs(alone_excess_s: float) -> dict[str, Setup]:
+def what_ifs(folder: Path, alone_excess_s: float) -> dict[str, Setup]:
     """Costs that the real system may have and the profile has not, or has otherwise: sensitivity, not tuning.
 
     `same 11 ms` moves what the profile has between its places and leaves an idle TTFT as it is. `typical idle TTFT`
@@ -232,6 +240,7 @@ def what_ifs(alone_excess_s: float) -> dict[str, Setup]:
     return {
         "as documented": Setup(),
         "exact predictor": Setup(exact=True),
+        "GEMMs interpolated, not fitted": Setup(gemms_from=folder),
         "same 11 ms, all on the GPU": costs(pass_s=pass_s + request_s, request_s=0.0),
         "same 11 ms, 0.1 ms a checkpoint": costs(pass_s=pass_s - moved_s, check_s=1e-4),
         "0.1 ms a checkpoint, added": costs(check_s=1e-4),
@@ -289,7 +298,7 @@ def validate(folder: Path, draws: int = DRAWS, *, whole: bool = True, workers: i
         means = pd.DataFrame([table.mean() for table in orders.values()])
         answer["permutations"] = {"orders": len(orders), "of_means": spread(means)}
         answer["alone"] = alone(real, [replay(real, draw) for draw in range(draws)])
-        named = what_ifs(answer["alone"]["excess_s"]["p50"])
+        named = what_ifs(folder, answer["alone"]["excess_s"]["p50"])
         runs = over_draws(folder, draws, list(named.values()), [file_order], workers)
         answer["sensitivity"] = {name: spread(runs[setup, file_order]) for name, setup in named.items()}
     return answer

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import yaml
 
 from flowsim import LatencyModel, load_profile
 from flowsim.names import shipped
-from flowsim.profile import profile_table
+from flowsim.profile import Dense, Profile, profile_table
 from flowsim.profiler.evaluate import pass_seconds
 from flowsim.profiler.models import load_shapes
 
@@ -103,7 +103,7 @@ def sums(data: Path) -> list[Prefill]:
     attention = pd.read_csv(data / "aic_a100_sxm_context_attention_bf16_hd128.csv.gz")
     attention = attention[(attention.batch_size == 1) & (attention.num_q_heads == 32) & (attention.num_kv_heads == 8)]
     attention_ms = attention.groupby("seq_len").latency_ms.median()
-    gemm_ms = _gemms(pd.read_csv(data / "aic_a100_sxm_gemm_bf16.csv.gz"))
+    gemm_ms = sum(measured_gemms(data).values())
     small = ["attn_rope_ms", "input_layernorm_ms", "post_attention_layernorm_ms", "mlp_act_ms", "add_ms", "add_ms"]
     theirs = ["attn_pre_proj_ms", "attn_post_proj_ms", "mlp_up_proj_ms", "mlp_down_proj_ms"]
     found = []
@@ -120,17 +120,45 @@ def sums(data: Path) -> list[Prefill]:
     return sorted(found, key=lambda one: (one.what, one.tokens))
 
 
-def _gemms(table: pd.DataFrame) -> dict[int, float]:
-    """The four GEMMs of one layer of Llama-3-8B, ms by tokens, composed of measured sizes: gate_up of 16384 + 12288
-    columns, down between 12288 and 16384 rows."""
+def measured_gemms(data: Path) -> dict[str, pd.Series]:
+    """The four GEMMs of one layer of Llama-3-8B on an A100, ms by tokens, composed of measured sizes: gate_up of
+    16384 + 12288 columns, down between 12288 and 16384 rows."""
+    table = pd.read_csv(data / "aic_a100_sxm_gemm_bf16.csv.gz")
     table = table[table.backend == "vllm"]
 
     def ms(n: int, k: int) -> pd.Series:
         return table[(table.n == n) & (table.k == k)].groupby("m").latency_ms.median()
 
     down = (ms(4096, 12288) + ms(4096, 16384)) / 2
-    total = ms(6144, 4096) + ms(4096, 4096) + ms(16384, 4096) + ms(12288, 4096) + down
-    return {int(tokens): float(value) for tokens, value in total.dropna().items()}
+    found = {
+        "qkv_gemm": ms(6144, 4096),
+        "o_proj_gemm": ms(4096, 4096),
+        "gate_up_gemm": ms(16384, 4096) + ms(12288, 4096),
+        "down_gemm": down,
+    }
+    return {name: cells.dropna() for name, cells in found.items()}
+
+
+def with_measured_gemms(profile: Profile, data: Path, factor: float) -> Profile:
+    """A profile of Llama-3-8B whose GEMMs at TP 1 go straight from one measured point to the next, times `factor`,
+    instead of along two or three fitted lines. Where a measured time falls, the curve stays level."""
+    measured = measured_gemms(data)
+
+    def through(one: Dense) -> Dense:
+        if one.name not in measured:
+            return one
+        tokens = measured[one.name].index.to_numpy(dtype=float)
+        level_s = 1e-12 * np.arange(len(tokens))  # slopes have to be above 0
+        seconds = np.maximum.accumulate(1e-3 * factor * measured[one.name].to_numpy()) + level_s
+        slopes = [*(np.diff(seconds) / np.diff(tokens)), (seconds[-1] - seconds[-3]) / (tokens[-1] - tokens[-3])]
+        return replace(
+            one,
+            constant_s=float(seconds[0]),
+            knots_tokens=tuple(map(int, tokens)),
+            slopes_s_per_token=(1e-15, *map(float, slopes)),
+        )
+
+    return replace(profile, dense={**profile.dense, 1: tuple(map(through, profile.dense[1]))})
 
 
 def splitwise(data: Path) -> list[Prefill]:
