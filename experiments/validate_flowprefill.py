@@ -143,6 +143,7 @@ def figures(real: RealRun, ttft_s: Floats, blocking_s: Floats, batches: float, p
     found |= {"blocking_s.mean": float(blocking_s.mean())}
     for level in (50, 90):
         found[f"blocking_s.p{level}"] = float(np.percentile(blocking_s, level))
+    found["blocking_s.max"] = float(blocking_s.max())
     found["batches_of_two_or_more"] = batches
     return found
 

@@ -244,10 +244,10 @@ def _flowprefill(evidence: Evidence) -> str:
     runs = run["real_by_run"]
     wide = run["permutations"]["of_means"]
     late = int(sum(runs["blocking_s.over_25_ms"]))
-    bins = ", ".join(
-        f"{name} tokens {1e3 * one['p50_s']:.1f} ms ({one['requests']})"
+    bins = [
+        [f"{name} tokens", str(one["requests"]), f"{1e3 * one['p50_s']:.1f} ms"]
         for name, one in alone["by_prompt_tokens"].items()
-    )
+    ]
     ks = {stops: one["blocking_ks"]["mean"] for stops, one in run["simulated"].items()}
     return FLOWPREFILL.format(
         judged=markdown(("figure", "real", "simulated", "off", "tolerance", "ok"), judged_table(run["tolerances"])),
@@ -270,7 +270,8 @@ def _flowprefill(evidence: Evidence) -> str:
         p10=1e3 * alone["excess_s"]["p10"],
         p50=1e3 * alone["excess_s"]["p50"],
         p75=1e3 * alone["excess_s"]["p75"],
-        bins=bins,
+        bins=markdown(("prompt", "requests", "median beyond the isolated TTFT"), bins),
+        longest=1e3 * run["simulated"]["block"]["blocking_s.max"]["max"],
         rounds=1e3 * max(runs["scheduling_cost_s.p50"]),
         least=int(min(runs["preemptions"])),
         most=int(max(runs["preemptions"])),
@@ -306,21 +307,25 @@ Which unprinted request came when is not known; over all {orders} orders the mea
 
 **Granularity.** The real system stopped twice a layer: KS distance of blocking times {ks_block:.3f} for block stops,
 {ks_operator:.3f} for operator and {ks_layer:.3f} for layer stops; median and p90 lie on either side of the real ones
-for operator and layer stops, and nearest with block stops. {late} of the {flags} real blockings took over 25 ms,
-longer than any block of these prompts; nothing in the simulator makes such a one.
+for operator and layer stops, and nearest with block stops. {late} of the {flags} real blockings took over 25 ms;
+the longest in any simulated draw took {longest:.1f} ms, and nothing in the simulator makes one longer than the longest
+block.
 
 **What is missing.** Simulated text is early by a few ms over most of its range, and the KS distance is mostly that.
 {alone} requests ran alone in at least nine of ten simulated draws. They should take the isolated TTFT; the real ones
-took {p10:.1f} / {p50:.1f} / {p75:.1f} ms more (p10 / p50 / p75), and more with longer prompts: {bins}. Two causes
-are known:
+took {p10:.1f} / {p50:.1f} / {p75:.1f} ms more (p10 / p50 / p75), and more with longer prompts:
+
+{bins}
+
+Arrivals being reconstructed, some of them did not run alone in truth. Two causes show:
 
 1. The overheads of the profile are those of the fastest requests (a quantile regression at 5 %), so that a typical
    request is late by whatever varies. The data do not say what that is: tokenising and hand-over would grow with the
    prompt and hold no GPU, launch gaps would hold it. The real scheduler's own rounds took {rounds:.1f} ms in the
    median, which is too short.
 2. The fitted GEMMs cut corners: per whole prefill they are a ms too slow at 128 tokens and 2 ms too fast at 1024,
-   where most text is (the section on whole prefills). Straight lines between the measured points instead, which owe
-   nothing to this run, bring the KS distance from {ks_fit:.3f} to {ks_gemms:.3f}.
+   (the section on whole prefills; a quarter of text has 874 tokens or more). Straight lines between the measured
+   points instead, which owe nothing to this run, bring the KS distance from {ks_fit:.3f} to {ks_gemms:.3f}.
 
 The table changes one thing at a time and shows what each would do, with the means over the draws. None of it is in
 the profile, and choosing a cost by it would be tuning to this run.
@@ -450,9 +455,9 @@ input changed at a time with the same random numbers. As documented: {goodput:.2
 
 The order by swing of goodput: {widest}, then {order}. The settings are plausible ranges, not equally likely ones.
 
-- Measure **arrivals** first: how bursty they are matters more than every cost of the hardware together.
+- Measure **arrivals** first: gaps with a CV of 3 cost more than three times the goodput of any other input here.
 - Then **the cost of a check**: operator stops pay it 160 times a pass, and it is an estimate; a hundred microseconds
-  each cost a tenth of the goodput. `experiments/profile_gpu.py` measures it.
+  each cost over a tenth of the goodput. `experiments/profile_gpu.py` measures it.
 - A predictor that is **too low** hurts: hopeless requests are taken for feasible and run first. One that is too high
   by as much does little.
 - **Pass overhead** moves goodput by about a tenth each way; it is an estimate on every GPU but the A800.

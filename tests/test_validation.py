@@ -18,7 +18,7 @@ from experiments.validation_report import Row
 from flowsim import LatencyModel, load_profile
 
 ROOT = Path(__file__).parent.parent
-DRAWS = 2  # of 20, where no tolerance is at stake
+DRAWS = 1  # of 20, where no tolerance is at stake
 MISSED = {"ks.all"}  # with the shipped profile; docs/validation.md says why
 
 
@@ -105,11 +105,10 @@ def test_the_command_writes_json_and_a_figure_and_its_status_is_that_of_the_tole
     assert "Tolerances" in done.stdout
 
 
-def test_without_data_the_command_says_so(tmp_path):
-    done = command("experiments.validate_flowprefill", FLOWSIM_DATA=str(tmp_path))
-    assert done.returncode == 2
-    assert "FLOWSIM_DATA" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_without_data_the_command_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FLOWSIM_DATA", str(tmp_path))
+    assert validate_flowprefill.main([]) == 2
+    assert "FLOWSIM_DATA" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("oks", "status"), [([True, None], 0), ([True, False, None], 1), ([], 0)])
@@ -118,7 +117,7 @@ def test_only_a_stated_tolerance_that_is_exceeded_fails_the_validation(oks, stat
 
 
 def test_means_of_queueing_theory_lie_within_their_intervals():
-    for law in validate_theory.theory(12_000):
+    for law in validate_theory.theory(8_000):
         assert law.ok, law
 
 
