@@ -26,8 +26,8 @@ DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "validation.md"
 NEEDS_DATA = ("FlowPrefill run", "measured operators", "splitwise-sim", "DistServe")
 
 
-def gather(data: Path, num_requests: int) -> Evidence:
-    """Runs everything; what needs data that are not there is left out and named in `skipped`."""
+def gather(data: Path, num_requests: int, images: Path) -> Evidence:
+    """Runs everything and draws its figures into `images`; what lacks its data is named in `skipped`."""
     skipped: list[str] = []
 
     def with_data(name: str, run: Any) -> Any:
@@ -39,13 +39,13 @@ def gather(data: Path, num_requests: int) -> Evidence:
 
     def real(folder: Path) -> dict[str, Any]:
         answer = validate_flowprefill.validate(folder)
-        validate_flowprefill.draw(folder, FIGURE)
+        validate_flowprefill.draw(folder, images / FIGURE.name)
         return answer
 
     jobs = (real, validate_profiles.sums, validate_profiles.splitwise, validate_profiles.distserve)
     run, sums, splitwise, distserve = (with_data(name, job) for name, job in zip(NEEDS_DATA, jobs, strict=True))
     base, swings = sensitivity.tornado(num_requests)
-    sensitivity.draw(base, swings)
+    sensitivity.draw(base, swings, images)
     return Evidence(
         run=run,
         sums=sums or [],
@@ -66,10 +66,12 @@ def gather(data: Path, num_requests: int) -> Evidence:
 def main(arguments: list[str] | None = None) -> int:
     """Runs it all, writes the document; answers the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=DOCUMENT, help="the document (default: docs/validation.md)")
+    parser.add_argument("--out", type=Path, default=DOCUMENT, help="the document, figures beside it in img/")
     parser.add_argument("--num-requests", type=int, default=sensitivity.NUM_REQUESTS, help="of goodput and sensitivity")
     options = parser.parse_args(arguments)
-    evidence = gather(data_folder(), options.num_requests)
+    images = options.out.parent / "img"
+    images.mkdir(parents=True, exist_ok=True)
+    evidence = gather(data_folder(), options.num_requests, images)
     rows = table_rows(evidence)
     options.out.write_text(render(evidence, rows), encoding="utf-8")
     header = ("what", "real or exact", "simulated", "off", "tolerance", "ok", "sample")

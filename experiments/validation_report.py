@@ -147,6 +147,12 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
+def words(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table without figures."""
+    lines = ["| " + " | ".join(header) + " |", "|---|" + "---|" * (len(header) - 1)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
 def render(evidence: Evidence, rows: Sequence[Row]) -> str:
     """The document."""
     stated = [row for row in rows if row.ok is not None]
@@ -165,7 +171,7 @@ def render(evidence: Evidence, rows: Sequence[Row]) -> str:
         _headlines(evidence),
         THEORY,
         _sensitivity(evidence),
-        "## How far to trust each part\n\n" + markdown(("part", "sample", "trust"), TRUST),
+        "## How far to trust each part\n\n" + words(("part", "sample", "trust"), TRUST),
     ]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
@@ -244,10 +250,7 @@ def _flowprefill(evidence: Evidence) -> str:
     runs = run["real_by_run"]
     wide = run["permutations"]["of_means"]
     late = int(sum(runs["blocking_s.over_25_ms"]))
-    bins = [
-        [f"{name} tokens", str(one["requests"]), f"{1e3 * one['p50_s']:.1f} ms"]
-        for name, one in alone["by_prompt_tokens"].items()
-    ]
+    sensed, block = run["sensitivity"], run["simulated"]["block"]
     ks = {stops: one["blocking_ks"]["mean"] for stops, one in run["simulated"].items()}
     return FLOWPREFILL.format(
         judged=markdown(("figure", "real", "simulated", "off", "tolerance", "ok"), judged_table(run["tolerances"])),
@@ -270,16 +273,24 @@ def _flowprefill(evidence: Evidence) -> str:
         p10=1e3 * alone["excess_s"]["p10"],
         p50=1e3 * alone["excess_s"]["p50"],
         p75=1e3 * alone["excess_s"]["p75"],
-        bins=markdown(("prompt", "requests", "median beyond the isolated TTFT"), bins),
-        longest=1e3 * run["simulated"]["block"]["blocking_s.max"]["max"],
+        bins=_bins(alone),
+        longest=1e3 * block["blocking_s.max"]["max"],
         rounds=1e3 * max(runs["scheduling_cost_s.p50"]),
         least=int(min(runs["preemptions"])),
         most=int(max(runs["preemptions"])),
-        ks_fit=run["sensitivity"]["as documented"]["ks.all"]["mean"],
-        ks_gemms=run["sensitivity"]["GEMMs interpolated, not fitted"]["ks.all"]["mean"],
-        sim_least=run["simulated"]["block"]["preemptions"]["min"],
-        sim_most=run["simulated"]["block"]["preemptions"]["max"],
+        ks_fit=sensed["as documented"]["ks.all"]["mean"],
+        ks_gemms=sensed["GEMMs interpolated, not fitted"]["ks.all"]["mean"],
+        sim_least=block["preemptions"]["min"],
+        sim_most=block["preemptions"]["max"],
     )
+
+
+def _bins(alone: Mapping[str, Any]) -> str:
+    rows = [
+        [f"{name} tokens", str(one["requests"]), f"{1e3 * one['p50_s']:.1f} ms"]
+        for name, one in alone["by_prompt_tokens"].items()
+    ]
+    return markdown(("prompt", "requests", "median beyond the isolated TTFT"), rows)
 
 
 FLOWPREFILL = """
@@ -323,7 +334,7 @@ Arrivals being reconstructed, some of them did not run alone in truth. Two cause
    request is late by whatever varies. The data do not say what that is: tokenising and hand-over would grow with the
    prompt and hold no GPU, launch gaps would hold it. The real scheduler's own rounds took {rounds:.1f} ms in the
    median, which is too short.
-2. The fitted GEMMs cut corners: per whole prefill they are a ms too slow at 128 tokens and 2 ms too fast at 1024,
+2. The fitted GEMMs cut corners: per whole prefill they are a ms too slow at 128 tokens and 2 ms too fast at 1024
    (the section on whole prefills; a quarter of text has 874 tokens or more). Straight lines between the measured
    points instead, which owe nothing to this run, bring the KS distance from {ks_fit:.3f} to {ks_gemms:.3f}.
 
@@ -396,14 +407,15 @@ Llama-2-70B, against the idle TTFT of `llama3-70b`, overheads included.
 TOTALS_SPLITWISE = """
 Llama-2-70B has the shapes of Llama-3-70B but for the vocabulary, so that these prefills are comparable; the software
 is not. They are of 2023, without today's attention kernels, and beyond 2048 tokens their times grow faster than any
-operator that was measured for the profiles. Up to 2048 tokens the profile is 8 to 38 % faster on an A100 and 14 to
-50 % on an H100, most at the shortest prompts, where overheads decide. This neither confirms nor refutes the profile
-to better than that.
+operator that was measured for the profiles. Up to 2048 tokens the simulated times are 8 to 38 % shorter on an A100
+and 14 to 50 % on an H100, most at the shortest prompts, where overheads decide. This neither confirms nor
+refutes the profile to better than that.
 """
 
 TOTALS_DISTSERVE = """
 DistServe's tables are of OPT models, for which no profile is shipped, so that times cannot be compared; useful
-operations a second and GPU can, roughly, at 2048 tokens (TFLOP/s on A100s; theirs from their fitted coefficients):
+operations a second and GPU can, roughly, at 2048 tokens (TFLOP/s on A100s; theirs from their fitted coefficients). The
+simulated ones lie near those of DistServe's own engine, and above those of the vLLM of its time:
 """
 
 
@@ -423,8 +435,8 @@ DistServe; here the baselines are `chunked_2k` and `chunked_8k` on the same simu
 
 {table}
 
-The tightest SLO scale that keeps 90 % at {rate:g} req/s: {scales}. The paper's SLOs are compared at rates that it
-does not print, so that row is of another experiment in kind.
+The tightest SLO scale that keeps 90 % at {rate:g} req/s: {scales}.
+The paper's SLOs are compared at rates that it does not print, so that row is of another experiment in kind.
 """
 
 
@@ -453,7 +465,8 @@ input changed at a time with the same random numbers. As documented: {goodput:.2
 ![Goodput, one input changed at a time](img/sensitivity_goodput.png)
 ![Attainment, one input changed at a time](img/sensitivity_attainment.png)
 
-The order by swing of goodput: {widest}, then {order}. The settings are plausible ranges, not equally likely ones.
+The order by swing of goodput: {widest}, then {order}.
+The settings are plausible ranges, not equally likely ones.
 
 - Measure **arrivals** first: gaps with a CV of 3 cost more than three times the goodput of any other input here.
 - Then **the cost of a check**: operator stops pay it 160 times a pass, and it is an estimate; a hundred microseconds

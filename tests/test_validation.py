@@ -6,15 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from experiments import validate, validate_flowprefill, validate_profiles, validate_theory
+from experiments.headlines import GPUS, Headlines
 from experiments.real_flowprefill import CLASSES, FILES, real_run
-from experiments.sensitivity import Case, highest, workload
-from experiments.validation_report import Row
+from experiments.sensitivity import INPUTS, Case, Swing, highest, workload
+from experiments.validation_report import Evidence, Row, render, table_rows
 from flowsim import LatencyModel, load_profile
 
 ROOT = Path(__file__).parent.parent
@@ -114,6 +116,33 @@ def test_without_data_the_command_says_so(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(("oks", "status"), [([True, None], 0), ([True, False, None], 1), ([], 0)])
 def test_only_a_stated_tolerance_that_is_exceeded_fails_the_validation(oks, status):
     assert validate.status([Row("", "", "", "", "", ok, "") for ok in oks]) == status
+
+
+def test_what_is_skipped_is_named_and_the_rest_is_still_written():
+    policies = ("flowprefill", "chunked_2k", "chunked_8k")
+    evidence = Evidence(
+        run=None,
+        sums=[],
+        splitwise=[],
+        distserve=[],
+        stated=validate_profiles.stated(),
+        held_out=validate_profiles.held_out(),
+        headlines=Headlines(
+            {(gpu, policy): 1.0 for gpu in GPUS for policy in policies}, dict.fromkeys(policies, 1.0), 0.01, 0.001
+        ),
+        theory=[validate_theory.Theory("M/M/1 mean wait", 1.5, 1.6, 0.1)],
+        reference=(True, "14 passed"),
+        events=2.8,
+        base=(12.0, 0.95),
+        swings=[Swing(one, (11.0, 0.9), (13.0, 0.96)) for one in INPUTS],
+        skipped=list(validate.NEEDS_DATA),
+    )
+    rows = table_rows(evidence)
+    text = render(evidence, rows)
+    assert validate.status(rows) == 0
+    assert f"Skipped, for want of data: {', '.join(validate.NEEDS_DATA)}." in text
+    assert "M/M/1 mean wait | 1.5000 s | 1.6000 +- 0.1000 s" in text
+    assert validate.status(table_rows(replace(evidence, events=9.0))) == 1
 
 
 def test_means_of_queueing_theory_lie_within_their_intervals():
