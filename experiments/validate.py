@@ -4,7 +4,7 @@
 
 Writes docs/validation.md with its figures and prints the table. Reads the folder of measured data that FLOWSIM_DATA
 names (default `../shared/data`); without it, says which rows were skipped. Exit status: 0 if every stated tolerance
-holds, 1 if one is exceeded. About four minutes on two cores.
+holds, 1 if one is exceeded. Two to four minutes on two cores.
 """
 
 from __future__ import annotations
