@@ -32,13 +32,13 @@ def batch_breach(batch: Batch, view: InstanceView) -> Breach | None:
     """A new batch that may not start now."""
     if batch.number >= 0:
         return Breach(f"chose batch {batch.number}, which has ended", "a suspended batch or a new one")
-    seen = set()
     for job, new in batch.parts:
-        if job not in view.waiting or job.id in seen:
-            return Breach(f"chose request {job.id}, which does not wait, or twice", "jobs of view.waiting, once each")
+        if job not in view.waiting:
+            return Breach(f"chose request {job.id}, which does not wait", "jobs of view.waiting, once each")
         if not 1 <= new <= job.left_tokens:
             return Breach(f"gave request {job.id} {new} tokens", f"1 to {job.left_tokens}, what is left of its prompt")
-        seen.add(job.id)
+    if len({job.id for job, _ in batch.parts}) < len(batch.parts):
+        return Breach(f"chose a request twice, in {batch!r:.80}", "jobs of view.waiting, once each")
     if view.fits(batch.parts):
         return None
     return Breach(

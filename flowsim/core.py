@@ -176,8 +176,10 @@ class Batch:
         self.parts = tuple(self.parts)
         if not self.parts:
             raise PolicyError("a batch needs at least one part; answer None to run nothing")
-        if not all(isinstance(part, Part) and isinstance(part.tokens, int) for part in self.parts):
-            raise PolicyError(f"a batch is made of Part(job, tokens) with whole tokens; got {self.parts!r:.80}")
+        self.tokens = 0
+        for part in self.parts:
+            if not (isinstance(part, Part) and isinstance(part.tokens, int)):
+                raise PolicyError(f"a batch is made of Part(job, tokens) with whole tokens; got {self.parts!r:.80}")
+            self.tokens += part.tokens
         head = self.head
         self.id, self.arrival_s, self.slo_s, self.deadline_s = head.id, head.arrival_s, head.slo_s, head.deadline_s
-        self.tokens = sum(part.tokens for part in self.parts)

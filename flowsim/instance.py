@@ -178,7 +178,8 @@ class Instance:
         answer = self.policy.select(view)
         log.scheduler_wall_s += perf_counter() - began_s
         log.decisions += 1
-        self._must_not(answer_breach(answer))
+        if answer is not None and type(answer) is not Batch:
+            self._must_not(answer_breach(answer))
         return answer
 
     # ---------------------------------------------------------------- one batch on the GPU

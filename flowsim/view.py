@@ -79,8 +79,11 @@ class InstanceView:
 
     def blocks(self, parts: Sequence[Part]) -> int:
         """KV blocks that starting these parts would take."""
-        kv = self._kv
-        return sum(kv.blocks(part.job.prompt_tokens) for part in parts if not part.job.done_tokens)
+        needed = 0
+        for job, _ in parts:
+            if not job.done_tokens:
+                needed += self._kv.blocks(job.prompt_tokens)
+        return needed
 
     @property
     def free_blocks(self) -> int:
