@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flowsim import Alone, ComposedPolicy, LatencyModel, PrefillOnly, Profile, Request, SLOAware, load_profile, simulate
+from flowsim import Alone, ComposedPolicy, LatencyModel, PrefillOnly, Request, SLOAware, load_profile, simulate
 from flowsim.check import check_result
 from flowsim.core import Batch, Job
 from flowsim.policy import View
-from flowsim.profile import Attention, Dense
 from flowsim.queue import indexed
+from flowsim.testing import toy_latency
 from flowsim.workload import mixed
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -57,31 +57,6 @@ class Theory:
         return abs(self.simulated_s - self.exact_s) <= 3.5 / T_95 * self.half_width_s + self.allowed_s
 
 
-def millisecond_a_token() -> LatencyModel:
-    """A GPU on which a prompt of n tokens takes n milliseconds, in equal operators."""
-    slope = TOKEN_S / (5 * LAYERS)
-    measured = (1, 10**9)
-    names = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-    profile = Profile(
-        path="a millisecond a token",
-        model="toy",
-        gpu="toy",
-        gpu_memory_bytes=1e12,
-        weights_bytes=1.0,
-        kv_bytes_per_token=1.0,
-        max_context_tokens=10**9,
-        layers=LAYERS,
-        dense={1: tuple(Dense(name, name, 0.0, (), (slope,), measured) for name in names)},
-        attention={1: Attention("attention", 0.0, slope, 0.0, 0.0, 0.0, measured)},
-        all_reduce={1: ()},
-        pass_s=0.0,
-        request_s=0.0,
-        check_s=0.0,
-        switch_s=0.0,
-    )
-    return LatencyModel(profile)
-
-
 @indexed()
 def by_class(work: Job | Batch, _view: View) -> tuple[str, float]:
     """Class 0 before class 1 before class 2; within one, first come first served."""
@@ -114,7 +89,7 @@ def single_server(law: str, n: int) -> Theory:
     rate = 0.6
     ms = rng.geometric(1 / 1000, n) if law == "M/M/1" else np.full(n, 1000)
     requests = _poisson(rng, [rate], [ms])
-    latency = millisecond_a_token()
+    latency = toy_latency(TOKEN_S, layers=LAYERS)
     result = simulate(requests, policy=ComposedPolicy("arrival", Alone(), "request"), latency=latency)
     check_result(result, latency)
     square_s2 = float(((ms * 1e-3) ** 2).mean())
@@ -135,7 +110,7 @@ def preemptive_resume(n: int) -> list[Theory]:
         rng.geometric(1 / means_ms[1], counts[1]),
         1 + 2 * rng.integers(0, round(means_ms[2]), counts[2]),
     ]
-    latency = millisecond_a_token()
+    latency = toy_latency(TOKEN_S, layers=LAYERS)
     result = simulate(
         _poisson(rng, rates, sizes),
         policy=ComposedPolicy(by_class, Alone(), "operator"),

@@ -131,7 +131,7 @@ def simulate(
 
 @contextmanager
 def _collector_at_rest() -> Iterator[None]:
-    """Without Python's cycle collector: a run makes no cycles, and walking all its requests costs a tenth of it."""
+    """Without Python's cycle collector: a run makes no cycles, and walking all its requests costs time."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -19,12 +19,56 @@ from flowsim.core import Batch, Job, Part, Request
 from flowsim.kv import KVPool
 from flowsim.latency import Exact, LatencyModel
 from flowsim.policy import Policy
-from flowsim.profile import load_profile
+from flowsim.profile import Attention, Dense, Profile, load_profile
 from flowsim.sim import simulate
 from flowsim.timeline import Stops
 from flowsim.view import InstanceView
 
-__all__ = ["check_policy", "check_result", "make_job", "make_view"]
+__all__ = ["check_policy", "check_result", "make_job", "make_view", "toy_latency"]
+
+
+def toy_latency(
+    token_s: float = 1.0,
+    *,
+    layers: int = 2,
+    quadratic_s: float = 0.0,
+    tail: bool = False,
+    pass_s: float = 0.0,
+    request_s: float = 0.0,
+    check_s: float = 0.0,
+    switch_s: float = 0.0,
+) -> LatencyModel:
+    """Hardware to check by hand: a prompt of n tokens takes n x token_s seconds, in 5 equal operators a layer.
+
+    `quadratic_s` adds attention quadratic in new tokens, `tail` one more operator of a token's slope at a pass's end;
+    `pass_s`, `request_s`, `check_s` and `switch_s` are 0 unless given.
+    """
+    slope = token_s / (5 * layers)
+    measured = (1, 10**9)
+    dense = [
+        Dense(name, name, 0.0, (), (slope,), measured) for name in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+    ]
+    if tail:
+        dense.append(Dense("norm", "tail", 0.0, (), (slope,), measured))
+    attention = Attention("attention", 0.0, slope, quadratic_s, 2 * quadratic_s, 0.0, measured)
+    profile = Profile(
+        path="toy.yaml",
+        model="toy",
+        gpu="toy",
+        gpu_memory_bytes=1e12,
+        weights_bytes=1.0,
+        kv_bytes_per_token=1.0,
+        max_context_tokens=10**9,
+        layers=layers,
+        dense={1: tuple(dense)},
+        attention={1: attention},
+        all_reduce={1: ()},
+        pass_s=pass_s,
+        request_s=request_s,
+        check_s=check_s,
+        switch_s=switch_s,
+    )
+    return LatencyModel(profile)
 
 
 def make_job(

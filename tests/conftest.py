@@ -6,6 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A gate must not depend on luck: in CI hypothesis tries the same examples each time; elsewhere it looks for new ones.
+settings.register_profile("ci", derandomize=True, deadline=None)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 

@@ -5,45 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from flowsim import LatencyModel, Policy, PrefillOnly, Profile, Request, Result, simulate
+from flowsim import LatencyModel, Policy, PrefillOnly, Request, Result, simulate
 from flowsim.check import check_result
 from flowsim.core import Batch, Job
 from flowsim.kv import KVPool
 from flowsim.latency import Exact
-from flowsim.profile import Attention, Dense
+from flowsim.testing import toy_latency
 from flowsim.view import InstanceView
 
+__all__ = ["checked", "operator_by_operator", "toy_latency", "workload"]
+
 INF = math.inf
-
-
-def toy_latency(
-    token_s: float = 1.0, *, layers: int = 2, quadratic_s: float = 0.0, tail: bool = False, **overheads: float
-) -> LatencyModel:
-    """A prompt of n tokens takes n x token_s seconds, in 5 equal operators a layer; overheads are 0 unless given."""
-    slope = token_s / (5 * layers)
-    measured = (1, 10**9)
-    dense = [
-        Dense(name, name, 0.0, (), (slope,), measured) for name in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-    ]
-    if tail:
-        dense.append(Dense("norm", "tail", 0.0, (), (slope,), measured))
-    attention = Attention("attention", 0.0, slope, quadratic_s, 2 * quadratic_s, 0.0, measured)
-    costs = {"pass_s": 0.0, "request_s": 0.0, "check_s": 0.0, "switch_s": 0.0} | overheads
-    profile = Profile(
-        path="toy.yaml",
-        model="toy",
-        gpu="toy",
-        gpu_memory_bytes=1e12,
-        weights_bytes=1.0,
-        kv_bytes_per_token=1.0,
-        max_context_tokens=10**9,
-        layers=layers,
-        dense={1: tuple(dense)},
-        attention={1: attention},
-        all_reduce={1: ()},
-        **costs,
-    )
-    return LatencyModel(profile)
 
 
 def workload(*rows: tuple[float, int] | tuple[float, int, float]) -> list[Request]:
