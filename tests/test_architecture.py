@@ -42,7 +42,7 @@ ONLY = {
     "predictor": {"latency", "names", "profile"},
     "batching": {"core", "policy", "queue", "timeline"},
     "contract": {"core", "view"},
-    "report": {"core", "log", "metrics", "summary"},
+    "report": {"core", "log", "metrics", "names", "summary"},
     "flowsim": {
         "batching",
         "cluster",
@@ -63,7 +63,7 @@ KEPT_TO = {
     "hydra": {"config", "__main__"},
     "omegaconf": {"config", "__main__"},
     "sortedcontainers": {"queue"},
-    "scipy": {"profiler"},
+    "scipy": {"profiler", "report"},
     "matplotlib": {"profiler", "report"},
     "rich": {"profiler", "report", "task"},
     "torch": {"profiler"},
