@@ -20,7 +20,7 @@ LAYERS = (
     ("core",),
     ("names", "profile", "latency", "predictor", "kv", "queue", "workload", "profiler"),
     ("view", "policy", "batching"),
-    ("log", "contract", "instance"),
+    ("log", "contract", "instance", "pool", "router", "source"),
     ("cluster",),
     ("metrics", "summary", "check"),
     ("sim",),
@@ -42,14 +42,17 @@ ONLY = {
     "predictor": {"latency", "names", "profile"},
     "batching": {"core", "policy", "queue", "timeline"},
     "contract": {"core", "view"},
+    "pool": {"latency", "names", "policy", "profile"},
+    "router": {"core", "names", "policy"},
+    "source": {"core"},
     "report": {"core", "log", "metrics", "summary"},
     "flowsim": {
         "batching",
-        "cluster",
         "core",
         "latency",
         "metrics",
         "policy",
+        "pool",
         "profile",
         "sim",
         "summary",
@@ -59,7 +62,7 @@ ONLY = {
 }
 # Packages that only some modules may import, at the top or inside a function.
 KEPT_TO = {
-    "simpy": {"instance", "cluster", "sim"},
+    "simpy": {"instance", "cluster", "sim", "source"},
     "hydra": {"config", "__main__"},
     "omegaconf": {"config", "__main__"},
     "sortedcontainers": {"queue"},
