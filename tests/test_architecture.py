@@ -26,6 +26,7 @@ LAYERS = (
     ("sim",),
     ("testing",),
     ("config", "report", "task"),
+    ("regress",),
     ("flowsim", "__main__"),
 )
 # Modules that may know less than their layer allows.
@@ -42,6 +43,7 @@ ONLY = {
     "predictor": {"latency", "names", "profile"},
     "batching": {"core", "policy", "queue", "timeline"},
     "contract": {"core", "view"},
+    "regress": {"check", "config", "core", "flowsim", "names"},
     "report": {"core", "log", "metrics", "summary"},
     "flowsim": {
         "batching",
@@ -65,7 +67,7 @@ KEPT_TO = {
     "sortedcontainers": {"queue"},
     "scipy": {"profiler"},
     "matplotlib": {"profiler", "report"},
-    "rich": {"profiler", "report", "task"},
+    "rich": {"profiler", "regress", "report", "task"},
     "torch": {"profiler"},
 }
 PROFILER_PACKAGES = {"matplotlib", "numpy", "pandas", "pyarrow", "rich", "scipy", "torch", "yaml"}
