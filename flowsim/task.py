@@ -10,11 +10,12 @@ from rich.console import Console
 
 from flowsim.config import Setup
 from flowsim.core import Outcome
+from flowsim.metrics import Result
 from flowsim.report.plots import NoReport, Plots, draw_workload
 from flowsim.report.terminal import RunProgress, class_table
 from flowsim.workload import describe, write_trace
 
-__all__ = ["Export", "Simulate"]
+__all__ = ["Export", "Simulate", "finished", "simulated"]
 
 
 class Simulate:
@@ -22,20 +23,30 @@ class Simulate:
 
     def __call__(self, setup: Setup, *, title: str, report: Plots | NoReport, folder: Path, quiet: bool) -> int:
         """Runs it; returns how many requests finished."""
-        if quiet:
-            result = setup.run()
-        else:
-            with RunProgress(len(setup.requests)) as progress:
-                result = setup.run(progress)
-        result.save(folder)
-        report.write(result, folder, title)
-        if not quiet:
-            console = Console(markup=False)
-            console.print(class_table(result, title))
-            for line in notes(result.summary()):
-                console.print(line, highlight=False)
-            console.print(f"results in {folder}", highlight=False, soft_wrap=True)
-        return int((result.tables["requests"]["outcome"] == Outcome.FINISHED.value).sum())
+        return finished(simulated(setup, title=title, report=report, folder=folder, quiet=quiet))
+
+
+def simulated(setup: Setup, *, title: str, report: Plots | NoReport, folder: Path, quiet: bool) -> Result:
+    """One run, its files and its report written, its table shown."""
+    if quiet:
+        result = setup.run()
+    else:
+        with RunProgress(len(setup.requests)) as progress:
+            result = setup.run(progress)
+    result.save(folder)
+    report.write(result, folder, title)
+    if not quiet:
+        console = Console(markup=False)
+        console.print(class_table(result, title))
+        for line in notes(result.summary()):
+            console.print(line, highlight=False)
+        console.print(f"results in {folder}", highlight=False, soft_wrap=True)
+    return result
+
+
+def finished(result: Result) -> int:
+    """How many requests finished."""
+    return int((result.tables["requests"]["outcome"] == Outcome.FINISHED.value).sum())
 
 
 class Export:
