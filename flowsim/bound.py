@@ -329,8 +329,7 @@ def _whole(rows: Any, room_s: Floats, jobs: int) -> Floats:
     answer = milp(
         -np.ones(jobs), integrality=np.ones(jobs, dtype=np.int64), bounds=Bounds(0.0, 1.0), constraints=limits
     )
-    taken: Floats = np.round(np.asarray(answer.x, dtype=np.float64))
-    return taken
+    return np.asarray(np.rint(answer.x), dtype=np.float64)
 
 
 SOLUTIONS: dict[str, Solver] = {"relaxed": _relaxed, "whole": _whole}
