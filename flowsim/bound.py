@@ -329,7 +329,8 @@ def _whole(rows: Any, room_s: Floats, jobs: int) -> Floats:
     answer = milp(
         -np.ones(jobs), integrality=np.ones(jobs, dtype=np.int64), bounds=Bounds(0.0, 1.0), constraints=limits
     )
-    return np.asarray(np.rint(answer.x), dtype=np.float64)
+    found = np.asarray(answer.x, dtype=np.float64)
+    return np.asarray(np.rint(found), dtype=np.float64)
 
 
 SOLUTIONS: dict[str, Solver] = {"relaxed": _relaxed, "whole": _whole}
