@@ -26,8 +26,7 @@ LAYERS = (
     ("sim",),
     ("testing",),
     ("config", "report", "task", "appraise"),
-    ("regress",),
-    ("flowsim", "__main__"),
+    ("flowsim", "regress", "__main__"),
 )
 # Modules that may know less than their layer allows.
 ONLY = {
