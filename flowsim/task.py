@@ -10,11 +10,12 @@ from rich.console import Console
 
 from flowsim.config import Setup
 from flowsim.core import Outcome
+from flowsim.metrics import Result
 from flowsim.report.plots import NoReport, Plots, draw_workload
 from flowsim.report.terminal import RunProgress, class_table, interruptible
 from flowsim.workload import describe, write_trace
 
-__all__ = ["Export", "Simulate"]
+__all__ = ["Export", "Simulate", "finished", "simulated"]
 
 
 class Simulate:
@@ -26,26 +27,40 @@ class Simulate:
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed; what the run did until then is written, and marked as partial.
         """
-        with interruptible() as stop:
-            if quiet:
-                result = setup.run(stop=stop)
-            else:
-                with RunProgress(len(setup.requests)) as progress:
-                    result = setup.run(progress, stop)
-        partial = result.run["partial"]
-        if partial:
-            title += f" (partial: stopped at {result.summary()['simulated_s']:.1f} s)"
-        result.save(folder)
-        report.write(result, folder, title)
-        if not quiet:
-            console = Console(markup=False)
-            console.print(class_table(result, title))
-            for line in notes(result.summary()):
-                console.print(line, highlight=False)
-            console.print(f"{'partial ' * partial}results in {folder}", highlight=False, soft_wrap=True)
-        if partial:
-            raise KeyboardInterrupt
-        return int((result.tables["requests"]["outcome"] == Outcome.FINISHED.value).sum())
+        return finished(simulated(setup, title=title, report=report, folder=folder, quiet=quiet))
+
+
+def simulated(setup: Setup, *, title: str, report: Plots | NoReport, folder: Path, quiet: bool) -> Result:
+    """One run, its files and its report written, its table shown.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed; what the run did until then is written, and marked as partial.
+    """
+    with interruptible() as stop:
+        if quiet:
+            result = setup.run(stop=stop)
+        else:
+            with RunProgress(len(setup.requests)) as progress:
+                result = setup.run(progress, stop)
+    partial = result.run["partial"]
+    if partial:
+        title += f" (partial: stopped at {result.summary()['simulated_s']:.1f} s)"
+    result.save(folder)
+    report.write(result, folder, title)
+    if not quiet:
+        console = Console(markup=False)
+        console.print(class_table(result, title))
+        for line in notes(result.summary()):
+            console.print(line, highlight=False)
+        console.print(f"{'partial ' * partial}results in {folder}", highlight=False, soft_wrap=True)
+    if partial:
+        raise KeyboardInterrupt
+    return result
+
+
+def finished(result: Result) -> int:
+    """How many requests finished."""
+    return int((result.tables["requests"]["outcome"] == Outcome.FINISHED.value).sum())
 
 
 class Export:
