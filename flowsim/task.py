@@ -10,11 +10,12 @@ from rich.console import Console
 
 from flowsim.config import Setup
 from flowsim.core import Outcome
+from flowsim.metrics import Result
 from flowsim.report.plots import NoReport, Plots, draw_workload
 from flowsim.report.terminal import RunProgress, class_table, interruptible
 from flowsim.workload import describe, write_trace
 
-__all__ = ["Export", "Simulate"]
+__all__ = ["Export", "Simulate", "finished", "simulated"]
 
 
 class Simulate:
@@ -26,26 +27,40 @@ class Simulate:
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed; what the run did until then is written, and marked as partial.
         """
-        with interruptible() as stop:
-            if quiet:
-                result = setup.run(stop=stop)
-            else:
-                with RunProgress(len(setup.requests)) as progress:
-                    result = setup.run(progress, stop)
-        partial = result.run["partial"]
-        if partial:
-            title += f" (partial: stopped at {result.summary()['simulated_s']:.1f} s)"
-        result.save(folder)
-        report.write(result, folder, title)
-        if not quiet:
-            console = Console(markup=False)
-            console.print(class_table(result, title))
-            for line in notes(result.summary()):
-                console.print(line, highlight=False)
-            console.print(f"{'partial ' * partial}results in {folder}", highlight=False, soft_wrap=True)
-        if partial:
-            raise KeyboardInterrupt
-        return int((result.tables["requests"]["outcome"] == Outcome.FINISHED.value).sum())
+        return finished(simulated(setup, title=title, report=report, folder=folder, quiet=quiet))
+
+
+def simulated(setup: Setup, *, title: str, report: Plots | NoReport, folder: Path, quiet: bool) -> Result:
+    """One run, its files and its report written, its table shown.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed; what the run did until then is written, and marked as partial.
+    """
+    with interruptible() as stop:
+        if quiet:
+            result = setup.run(stop=stop)
+        else:
+            with RunProgress(len(setup.requests)) as progress:
+                result = setup.run(progress, stop)
+    partial = result.run["partial"]
+    if partial:
+        title += f" (partial: stopped at {result.summary()['simulated_s']:.1f} s)"
+    result.save(folder)
+    report.write(result, folder, title)
+    if not quiet:
+        console = Console(markup=False)
+        console.print(class_table(result, title))
+        for line in notes(result.summary()):
+            console.print(line, highlight=False)
+        console.print(f"{'partial ' * partial}results in {folder}", highlight=False, soft_wrap=True)
+    if partial:
+        raise KeyboardInterrupt
+    return result
+
+
+def finished(result: Result) -> int:
+    """How many requests finished."""
+    return int((result.tables["requests"]["outcome"] == Outcome.FINISHED.value).sum())
 
 
 class Export:
@@ -64,6 +79,16 @@ class Export:
         return len(setup.requests)
 
 
+def pool_notes(pools: dict[str, Any]) -> list[str]:
+    """A line for each pool, where there is more than one."""
+    lines = []
+    for name, pool in pools.items():
+        attained = "" if pool["attainment"] is None else f", attained {pool['attainment']:.2%}"
+        gpus = f"{pool['instances']} x {pool['gpus'] // pool['instances']} {pool['gpu']}"
+        lines.append(f"{name}: {gpus}, {pool['requests']} requests{attained}, utilisation {pool['utilisation']:.1%}")
+    return lines if len(pools) > 1 else []
+
+
 def notes(figures: dict[str, Any]) -> list[str]:
     """The run's other figures in a few lines, the ones to be warned about among them."""
     preemptions, batches = figures["preemptions"], figures["batches"]
@@ -74,6 +99,7 @@ def notes(figures: dict[str, Any]) -> list[str]:
         f"offered load {load}, utilisation {figures['utilisation']:.1%}",
         f"preemptions: {preemptions['count']}{blocking}, batches of two or more: {batches['multi']}",
     ]
+    lines += pool_notes(figures["pools"])
     if not figures["measured"]:
         lines.append("no request is left to measure: warmup_s and cooldown_s leave out all of them")
     warnings = {
