@@ -25,7 +25,9 @@ LAYERS = (
     ("metrics", "summary", "check"),
     ("sim",),
     ("testing",),
-    ("config", "report", "task"),
+    ("config", "variants", "report"),
+    ("study",),
+    ("task",),
     ("flowsim", "__main__"),
 )
 # Modules that may know less than their layer allows.
@@ -43,6 +45,8 @@ ONLY = {
     "batching": {"core", "policy", "queue", "timeline"},
     "contract": {"core", "view"},
     "report": {"core", "log", "metrics", "summary"},
+    "variants": {"config", "names"},
+    "study": {"metrics", "names", "profile", "report", "variants"},
     "flowsim": {
         "batching",
         "cluster",
@@ -52,6 +56,7 @@ ONLY = {
         "policy",
         "profile",
         "sim",
+        "study",
         "summary",
         "timeline",
         "workload",
@@ -60,10 +65,12 @@ ONLY = {
 # Packages that only some modules may import, at the top or inside a function.
 KEPT_TO = {
     "simpy": {"instance", "cluster", "sim"},
-    "hydra": {"config", "__main__"},
-    "omegaconf": {"config", "__main__"},
+    "hydra": {"config", "variants", "__main__"},
+    "omegaconf": {"config", "variants", "__main__"},
+    "joblib": {"study"},
+    "cloudpickle": {"study"},
     "sortedcontainers": {"queue"},
-    "scipy": {"profiler"},
+    "scipy": {"profiler", "study"},
     "matplotlib": {"profiler", "report"},
     "rich": {"profiler", "report", "task"},
     "torch": {"profiler"},
