@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowsim.batching import Alone, Everyone, SLOAware, TokenBudget
-from flowsim.cluster import PrefillOnly
 from flowsim.core import Batch, Job, Part, PolicyError, Request
 from flowsim.latency import LatencyModel
 from flowsim.metrics import Result
 from flowsim.policy import ComposedPolicy, Policy, Polling, View
+from flowsim.pool import Cluster, Pool, PrefillOnly
 from flowsim.profile import Profile, load_profile
 from flowsim.sim import simulate
 from flowsim.timeline import Stops
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Alone",
     "Batch",
+    "Cluster",
     "ComposedPolicy",
     "Everyone",
     "Job",
@@ -29,6 +30,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "Polling",
+    "Pool",
     "PrefillOnly",
     "Profile",
     "Request",

@@ -91,9 +91,14 @@ def _composed(overrides: tuple[str, ...], config_dir: str | None) -> tuple[DictC
             config = hydra.compose("config", overrides=arguments, return_hydra_config=True)
     except HydraException as error:
         raise ConfigError(explain(error)) from error
-    choices = {str(group): str(name) for group, name in config.hydra.runtime.choices.items()}
+    aside = ("hydra", "task", "report", "experiment")
+    choices = {
+        str(group): str(name)
+        for group, name in config.hydra.runtime.choices.items()
+        if str(group).split("/")[0] not in aside
+    }
     own = {key: config._get_node(key) for key in config if key != "hydra"}
     for key in own:
         if key not in known_keys():
             raise ConfigError(unknown("key", key, known_keys()))
-    return OmegaConf.create(own), {group: choices[group] for group in GROUPS if group not in ("task", "report")}
+    return OmegaConf.create(own), choices

@@ -19,16 +19,16 @@ LAYERS = (
     ("timeline",),
     ("core",),
     ("names", "profile", "latency", "predictor", "kv", "queue", "workload", "profiler"),
-    ("view", "policy", "batching"),
-    ("log", "contract", "instance"),
+    ("view", "policy", "batching", "bound"),
+    ("log", "contract", "instance", "pool", "router", "source"),
     ("cluster",),
     ("metrics", "summary", "check"),
     ("sim",),
     ("testing",),
     ("config", "variants", "report"),
     ("study",),
-    ("task",),
-    ("flowsim", "__main__"),
+    ("task", "appraise"),
+    ("flowsim", "regress", "__main__"),
 )
 # Modules that may know less than their layer allows.
 ONLY = {
@@ -43,17 +43,22 @@ ONLY = {
     "policy": {"core", "names", "queue", "timeline"},
     "predictor": {"latency", "names", "profile"},
     "batching": {"core", "policy", "queue", "timeline"},
+    "bound": {"core", "latency", "names", "timeline"},
     "contract": {"core", "view"},
+    "pool": {"latency", "names", "policy", "profile"},
+    "router": {"core", "names", "policy"},
+    "source": {"core"},
+    "regress": {"check", "config", "core", "flowsim", "names"},
     "report": {"core", "log", "metrics", "summary"},
     "variants": {"config", "names"},
     "study": {"metrics", "names", "profile", "report", "variants"},
     "flowsim": {
         "batching",
-        "cluster",
         "core",
         "latency",
         "metrics",
         "policy",
+        "pool",
         "profile",
         "sim",
         "study",
@@ -64,15 +69,15 @@ ONLY = {
 }
 # Packages that only some modules may import, at the top or inside a function.
 KEPT_TO = {
-    "simpy": {"instance", "cluster", "sim"},
+    "simpy": {"instance", "cluster", "sim", "source"},
     "hydra": {"config", "variants", "__main__"},
     "omegaconf": {"config", "variants", "__main__"},
     "joblib": {"study"},
     "cloudpickle": {"study"},
     "sortedcontainers": {"queue"},
-    "scipy": {"profiler", "study"},
+    "scipy": {"bound", "profiler", "study"},
     "matplotlib": {"profiler", "report"},
-    "rich": {"profiler", "report", "task"},
+    "rich": {"appraise", "profiler", "regress", "report", "task"},
     "torch": {"profiler"},
 }
 PROFILER_PACKAGES = {"matplotlib", "numpy", "pandas", "pyarrow", "rich", "scipy", "torch", "yaml"}

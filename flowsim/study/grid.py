@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from flowsim.study.cells import Grid, cells_of, checked_seeds
 from flowsim.study.points import Measure
-from flowsim.study.pool import Pool, Progress
 from flowsim.study.runs import Runs
+from flowsim.study.workers import Progress, Workers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,8 +65,8 @@ def sweep(
         StudyWarning: some runs failed.
     """
     cells, chosen = cells_of(overrides, grid, config_dir=config_dir, measure=measure), checked_seeds(seeds)
-    with Pool(jobs=jobs, backend=backend, folder=folder, progress=progress) as pool:
-        runs = Runs(pool)
+    with Workers(jobs=jobs, backend=backend, folder=folder, progress=progress) as workers:
+        runs = Runs(workers)
         runs.of([(cell, seed) for cell in cells for seed in chosen])
     runs.warn()
     return runs.table()

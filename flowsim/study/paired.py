@@ -12,8 +12,8 @@ from flowsim.names import unknown
 from flowsim.study.attained import half_width
 from flowsim.study.cells import Cell, Grid, cells_of, checked_seeds
 from flowsim.study.points import Measure
-from flowsim.study.pool import Pool, Progress
 from flowsim.study.runs import Run, Runs
+from flowsim.study.workers import Progress, Workers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,8 +75,8 @@ def compare(
     if len(cells) < 2:
         raise ValueError("there is one cell; comparing takes at least two, such as {'policy': ['fcfs', 'flowprefill']}")
     base = _baseline(cells, baseline)
-    with Pool(jobs=jobs, backend=backend, folder=folder, progress=progress) as pool:
-        runs = Runs(pool)
+    with Workers(jobs=jobs, backend=backend, folder=folder, progress=progress) as workers:
+        runs = Runs(workers)
         found = runs.of([(cell, seed) for cell in cells for seed in chosen])
     runs.warn()
     known = dict.fromkeys(name for run in found for name in run.record.figures or {})

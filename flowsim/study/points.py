@@ -27,7 +27,7 @@ __all__ = ["Figures", "Measure", "Point", "Record", "columns", "flat", "run_poin
 Figures = dict[str, Any]
 Measure = Callable[[Result], Mapping[str, Any]]
 NOT_OF_A_RUN = ("task", "report", "quiet", "fail_on_empty")  # keys that change no table of a run
-NOT_OF_A_RESULT = ("profiler", "report", "study")  # folders of code that change none
+NOT_OF_A_RESULT = ("profiler", "report", "study", "regress")  # folders of code that change none
 
 
 @dataclass(frozen=True)

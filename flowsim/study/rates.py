@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from flowsim.study.attained import checked_target
 from flowsim.study.cells import Cell, Grid, cells_of, checked_seeds
 from flowsim.study.points import Measure
-from flowsim.study.pool import Pool, Progress
 from flowsim.study.runs import Runs
 from flowsim.study.search import Search
 from flowsim.study.thresholds import Target, Threshold, seek
+from flowsim.study.workers import Progress, Workers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,8 +91,8 @@ def goodput(
         Threshold(cell, Search(low_rps, high_rps, _start(cell, start_rps, low_rps, high_rps), precision), wanted)
         for cell in cells
     ]
-    with Pool(jobs=jobs, backend=backend, folder=folder, progress=progress) as pool:
-        runs = Runs(pool)
+    with Workers(jobs=jobs, backend=backend, folder=folder, progress=progress) as workers:
+        runs = Runs(workers)
         seek(thresholds, lambda rate_rps: {RATE: rate_rps}, runs=runs, seeds=chosen)
     runs.warn()
     import pandas as pd

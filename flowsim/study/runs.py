@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowsim.study.cells import Cell
 from flowsim.study.points import Figures, Point, Record
-from flowsim.study.pool import Pool
+from flowsim.study.workers import Workers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,8 +39,8 @@ class Run:
 class Runs:
     """Runs cells with seeds, and keeps what came of them."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
         self._runs: list[Run] = []
 
     def of(self, asked: Sequence[tuple[Cell, int]], *, varied: Sequence[str] = (), coming: int = 0) -> list[Run]:
@@ -64,7 +64,7 @@ class Runs:
             points.append(point)
             fronts.append({name: row[name] for name in first})
             settings.append({name: value for name, value in row.items() if name not in first})
-        records = self._pool.run(points, fronts, coming)
+        records = self._workers.run(points, fronts, coming)
         if records and all(record.figures is None for record in records):
             raise StudyError(str(records[0].error).removeprefix("ValueError: "))
         cells = [cell for cell, _ in asked]

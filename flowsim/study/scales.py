@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from flowsim.study.attained import checked_target
 from flowsim.study.cells import Grid, cells_of, checked_seeds
 from flowsim.study.points import Measure
-from flowsim.study.pool import Pool, Progress
 from flowsim.study.runs import Runs
 from flowsim.study.search import Search
 from flowsim.study.thresholds import Target, Threshold, seek
+from flowsim.study.workers import Progress, Workers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,8 +80,8 @@ def slo_scale(
     thresholds = [
         Threshold(cell, Search(strictness[0], strictness[-1], strictness[0], precision), wanted) for cell in cells
     ]
-    with Pool(jobs=jobs, backend=backend, folder=folder, progress=progress) as pool:
-        runs = Runs(pool)
+    with Workers(jobs=jobs, backend=backend, folder=folder, progress=progress) as workers:
+        runs = Runs(workers)
         points = [(cell.at(_setting(x)), seed) for cell in cells for x in strictness for seed in chosen]
         found = iter(runs.of(points, varied=[SCALE], coming=len(cells) * len(chosen) * thresholds[0].search.left))
         for one in thresholds:

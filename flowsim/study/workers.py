@@ -16,14 +16,14 @@ from flowsim.names import unknown
 from flowsim.study.points import Point, Record, run_point
 from flowsim.study.store import Store
 
-__all__ = ["BACKENDS", "Pool", "Progress"]
+__all__ = ["BACKENDS", "Progress", "Workers"]
 
 BACKENDS = ("loky", "dask", "ray")
 Progress = Callable[[int, int], None]
 """Called with the points that are done, and about how many there will be."""
 
 
-class Pool:
+class Workers:
     """Workers, and the store of what they have finished; a context manager that ends them.
 
     Args:
@@ -56,7 +56,7 @@ class Pool:
         self._done = 0
         self._close: Callable[[], None] = lambda: None
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> Workers:
         if self.backend == "dask":
             self._close = _start_dask()
         elif self.backend == "ray":
