@@ -49,7 +49,7 @@ ONLY = {
     "router": {"core", "names", "policy"},
     "source": {"core"},
     "regress": {"check", "config", "core", "flowsim", "names"},
-    "report": {"core", "log", "metrics", "summary"},
+    "report": {"core", "log", "metrics", "names", "summary"},
     "variants": {"config", "names"},
     "study": {"metrics", "names", "profile", "report", "variants"},
     "flowsim": {
@@ -75,7 +75,7 @@ KEPT_TO = {
     "joblib": {"study"},
     "cloudpickle": {"study"},
     "sortedcontainers": {"queue"},
-    "scipy": {"bound", "profiler", "study"},
+    "scipy": {"bound", "profiler", "report", "study"},
     "matplotlib": {"profiler", "report"},
     "rich": {"appraise", "profiler", "regress", "report", "task"},
     "torch": {"profiler"},
