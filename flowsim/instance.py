@@ -20,6 +20,7 @@ from flowsim.latency import LatencyModel, Predictor
 from flowsim.log import Ended, Log
 from flowsim.names import unknown
 from flowsim.policy import CONSULTS, Policy, Polling, View
+from flowsim.stage import PrefillStage, Stage, has_started
 from flowsim.timeline import INSTANT_S, Stop
 from flowsim.view import InstanceView
 
@@ -43,6 +44,10 @@ class Instance:
         kv: the instance's KV blocks.
         log: where everything is written.
         max_batches: batches under way, running and suspended, at most.
+        max_sequences: sequences that hold KV, at most.
+        stage: makes what the instance's batches do to jobs; prefills that end with the first token unless given.
+        async_steps: 1 where a batch is planned while the one before it runs, as asynchronous engines do: an arrival
+            is then seen when a batch ends, and is in the one after the next.
         slowest: draws, for each batch, the factor by which its slowest rank is off.
         ended: called with each request and the second at which it finished (or was rejected).
     """
@@ -60,6 +65,9 @@ class Instance:
         max_batches: int,
         slowest: Callable[[], float],
         ended: Callable[[Request, float], None],
+        max_sequences: float = math.inf,
+        stage: Callable[[Instance], Stage] = PrefillStage,
+        async_steps: int = 0,
     ) -> None:
         self.env = env
         self.index = index
@@ -69,8 +77,17 @@ class Instance:
         self.kv = kv
         self.log = log
         self.ended = ended
-        self.view = InstanceView(predictor, kv, max_batches=max_batches, request_s=latency.profile.request_s)
-        self._slowest = slowest
+        self.view = InstanceView(
+            predictor,
+            kv,
+            max_batches=max_batches,
+            max_sequences=max_sequences,
+            request_s=latency.profile.request_s,
+        )
+        self.slowest = slowest
+        self.stage = stage(self)
+        self._plans_ahead = async_steps > 0
+        self._planned: Batch | None = None
         self._idles = bool(getattr(policy, "idles", False))
         self._admit: Callable[[View, Job], bool] | None = getattr(policy, "admit", None)
         consult = getattr(policy, "consult", "events")
@@ -80,6 +97,11 @@ class Instance:
             raise PolicyError(f"policy.admit is {self._admit!r}; it must be a function admit(view, job) -> bool")
         self._period_s = consult.period_s if isinstance(consult, Polling) else None
         self._at_stops = consult == "stops"
+        if self._plans_ahead and (policy.stops.operators or consult != "events"):
+            raise PolicyError(
+                f"cluster.async_steps plans a batch while the one before it runs to its end; {policy!r:.80} stops at "
+                f"{policy.stops.value} and is consulted at {consult}. Allowed: stops=pass or request, consult=events."
+            )
         self._deciding = False  # a decision is due later in this instant
         self._polling = False  # a poll is due
         self._timer: simpy.Event | None = None  # the one that counts; those set before are ignored
@@ -97,28 +119,41 @@ class Instance:
         view = self.view
         view.now_s = self.env.now
         job = Job(request)
-        if self.kv.blocks(job.prompt_tokens) > self.kv.total_blocks:
+        if self.kv.blocks(self.stage.most_tokens(request)) > self.kv.total_blocks:
             self._reject(job, Reason.TOO_LARGE)
             return
         if self._admit is not None and not self._admit(view, job):
             self._reject(job, Reason.ADMISSION)
             return
-        view.waiting.add(job)
         if request.abandon_s < math.inf:
             simpy.Timeout(self.env, request.abandon_s).callbacks.append(lambda _: self._abandon(job))
+        self.join(job)
+
+    def join(self, job: Job) -> None:
+        """A job waits here from now on: a new one, or one whose prefill was done elsewhere and whose KV has come."""
+        view = self.view
+        view.now_s = self.env.now
+        view.waiting.add(job)
         if self._period_s is not None:
             self._poll_later(self._period_s)
-        elif not (self._at_stops and view.running is not None):
+        elif view.running is None or not (self._at_stops or self._plans_ahead):
+            self._wake()
+
+    def release(self, job: Job) -> None:
+        """Takes back the KV blocks of a job that was handed over; freed blocks wake an idle instance."""
+        self.kv.give(job.id)
+        self.log_kv()
+        if self.view.running is None and self.view.waiting and self._period_s is None:
             self._wake()
 
     def _reject(self, job: Job, reason: Reason) -> None:
-        self._log_request(job, math.nan, math.nan, Outcome.REJECTED, reason)
+        self.log_request(job, math.nan, Outcome.REJECTED, reason)
         self.ended(job.request, self.env.now)
 
     def _abandon(self, job: Job) -> None:
         """The client of a request that has not started gives up; those behind it may fit now."""
         view = self.view
-        if job not in view.waiting or job.done_tokens:
+        if job not in view.waiting or has_started(job):
             return
         view.now_s = self.env.now
         view.waiting.remove(job)
@@ -161,11 +196,14 @@ class Instance:
         """One decision: start something on a free GPU, or flag the batch that runs."""
         running = self.view.running
         if running is None:
+            self.stage.make_room()
             batch = self._ask()
             if batch is not None:
                 self._start(batch)
             elif not self._idles:
                 self._must_not(idle_breach(self.view))
+        elif self._plans_ahead:
+            self._plan(running)
         elif self._flagged_for is None and not self._at_stops:  # no second signal while stopping
             answer = self._ask()
             if answer is not running:
@@ -189,31 +227,36 @@ class Instance:
         if batch in self.view.suspended:
             self._resume(batch)
         else:
-            self._must_not(batch_breach(batch, self.view))
-            self._begin(batch)
-        self.view.running = batch
-        self._run_to(batch, self._next_stop(batch) if self._at_stops else batch.timeline.end)
+            self._begin(batch, self.env.now)
+        self._run(batch)
 
-    def _begin(self, batch: Batch) -> None:
-        """Takes KV blocks and jobs for a new batch, and lays out its timeline."""
-        view, kv, log, now_s = self.view, self.kv, self.log, self.env.now
+    def _begin(self, batch: Batch, at_s: float) -> None:
+        """Takes KV blocks and jobs for a new batch that runs from `at_s` on, and lays out its timeline."""
+        self._must_not(batch_breach(batch, self.view))
+        log = self.log
         batch.number = log.num_batches
         log.num_batches += 1
         # taking over from a batch that was paused at this very instant costs a switch
-        batch.switch_s = self.latency.profile.switch_s if self._parked_s == now_s else 0.0
-        batch.since_s = now_s + batch.switch_s
-        tokens = [(part.tokens, part.job.done_tokens) for part in batch.parts]
-        slowest = self._slowest()
-        batch.timeline = self.latency.timeline(tokens, slowest)
-        batch.predicted_s = self.predictor.batch_s(tokens)
-        for position, (job, new) in enumerate(batch.parts):
-            view.waiting.remove(job)
-            if not job.done_tokens:
-                kv.take(job.id, kv.blocks(job.prompt_tokens))
-                job.start_s = batch.since_s
-            batch.blocks += kv.held(job.id)
-            log.batches.add((batch.number, self.index, job.id, position, new, job.done_tokens, slowest))
-        self._log_kv()
+        batch.switch_s = self.latency.profile.switch_s if self._parked_s == at_s else 0.0
+        batch.since_s = at_s + batch.switch_s
+        self.stage.take(batch)
+        self.log_kv()
+
+    def _run(self, batch: Batch) -> None:
+        self.view.running = batch
+        if self._plans_ahead:
+            self.stage.advance(batch)
+            self._wake()
+        self._run_to(batch, self._next_stop(batch) if self._at_stops else batch.timeline.end)
+
+    def _plan(self, running: Batch) -> None:
+        """Chooses and takes the batch that follows the one that runs, as if that had ended."""
+        self.view.running = None
+        self.stage.make_room()
+        batch = self._ask()
+        if batch is not None:
+            self._begin(batch, running.since_s + running.timeline.total_s)
+        self.view.running, self._planned = running, batch
 
     def _resume(self, batch: Batch) -> None:
         now_s = self.env.now
@@ -227,7 +270,7 @@ class Instance:
         batch.suspended_at_s = math.nan
         for job, _ in batch.parts:
             job.suspended_s += waited_s
-        self._log_kv()
+        self.log_kv()
 
     def _flag(self, running: Batch, answer: Batch | None) -> None:
         """Signals the running batch to stop at its next legal stop."""
@@ -251,6 +294,8 @@ class Instance:
     def _next_stop(self, batch: Batch) -> Stop:
         """The next legal stop from now on, never the one where the batch resumed."""
         done_s = batch.done_s + max(2 * INSTANT_S, self.env.now - batch.since_s)
+        if batch.decodes and batch.parts:
+            return batch.timeline.end  # its decodes are in its first pass: nothing to take up later
         return batch.timeline.next_stop(done_s, self.policy.stops)
 
     def _run_to(self, batch: Batch, stop: Stop) -> None:
@@ -289,19 +334,30 @@ class Instance:
         self._stopped(batch, stop, at_end=False)
 
     def _stopped(self, batch: Batch, stop: Stop, *, at_end: bool) -> None:
-        """The batch leaves the GPU: for good at its end, or suspended at a stop."""
+        """The batch leaves the GPU: for good at its end or, if only decodes are in it, after any step; else suspended."""
         self.view.running = self._stop = None
-        if self._flagged_for is not None:
-            self._acknowledge(batch, self._flagged_for, paused=not at_end)
-        if at_end:
-            unfinished = any(new < job.left_tokens for job, new in batch.parts)
+        if not batch.parts:
+            self._flagged_for = None
+            self._log_segment(batch, stop, Ended.FINISHED if at_end else Ended.PASS)
+            self._finish(batch, stop)
+        elif at_end:
+            if self._flagged_for is not None:
+                self._acknowledge(batch, self._flagged_for, paused=False)
+            ahead = self._plans_ahead  # then the jobs are where the batch brings them already
+            unfinished = any(job.left_tokens > (0 if ahead else new) for job, new in batch.parts)
             self._log_segment(batch, stop, Ended.PASS if unfinished else Ended.FINISHED)
-            self._finish(batch)
+            self._finish(batch, stop)
         else:
+            assert self._flagged_for is not None
+            self._acknowledge(batch, self._flagged_for, paused=True)
             self._log_segment(batch, stop, Ended.PAUSED)
             self._suspend(batch, stop)
         self._barrier_s = 0.0
-        self._wake()
+        planned, self._planned = self._planned, None
+        if planned is not None:
+            self._run(planned)
+        else:
+            self._wake()
 
     def _acknowledge(self, batch: Batch, by: Job, *, paused: bool) -> None:
         """Ends the wait of whom the batch was flagged for."""
@@ -318,20 +374,11 @@ class Instance:
         batch.suspended_at_s = self._parked_s = self.env.now
         self._suspended_blocks += batch.blocks
         self.view.suspended.add(batch)
-        self._log_kv()
+        self.log_kv()
 
-    def _finish(self, batch: Batch) -> None:
-        """Credits the batch's tokens: a prompt that is complete emits its first token, a cut one waits again."""
-        first_token_s = self.env.now + self.latency.profile.request_s
-        for job, new in batch.parts:
-            job.done_tokens += new
-            if job.done_tokens < job.prompt_tokens:
-                self.view.waiting.add(job)
-                continue
-            self.kv.give(job.id)
-            self._log_request(job, first_token_s, first_token_s, Outcome.FINISHED)
-            self.ended(job.request, first_token_s)
-        self._log_kv()
+    def _finish(self, batch: Batch, stop: Stop) -> None:
+        self.stage.end(batch, stop.operators)
+        self.log_kv()
 
     def close(self, now_s: float, *, drained: bool) -> None:
         """The run is over: what has not finished is logged as such, and a running segment as cut.
@@ -352,9 +399,10 @@ class Instance:
         for batch in view.suspended:
             for job, _ in batch.parts:
                 job.suspended_s += now_s - batch.suspended_at_s
-        under_way = [job for batch in (running, *view.suspended) if batch for job, _ in batch.parts]
-        for job in [*view.waiting, *under_way]:
-            self._log_request(job, math.nan, math.nan, Outcome.UNFINISHED)
+        held = {job.id: job for batch in (running, self._planned, *view.suspended) if batch for job, _ in batch.parts}
+        held |= {job.id: job for job in (*view.waiting, *self.stage.under_way())}
+        for job in held.values():
+            self.log_request(job, math.nan, Outcome.UNFINISHED)
 
     def _must_not(self, breach: Breach | None) -> None:
         """Raises for a breach of the contract of `select`."""
@@ -371,15 +419,17 @@ class Instance:
              _ENDED[ended], batch.switch_s, self._barrier_s)
         )  # fmt: skip
 
-    def _log_kv(self) -> None:
+    def log_kv(self) -> None:
         self.log.kv.add((self.env.now, self.index, self.kv.free_blocks, self._suspended_blocks))
 
-    def _log_request(
-        self, job: Job, first_token_s: float, finish_s: float, outcome: Outcome, reason: Reason | None = None
-    ) -> None:
+    def log_request(self, job: Job, finish_s: float, outcome: Outcome, reason: Reason | None = None) -> None:
+        """Writes down what became of a request: each exactly once, where it ended."""
+        here = self.index
         self.log.requests.add(
-            (job.id, job.start_s, first_token_s, finish_s, job.blocked_s, job.preemptions, job.suspended_s,
-             self.index, _OUTCOMES[outcome], math.nan if reason is None else _REASONS[reason])
+            (job.id, job.start_s, job.first_token_s, finish_s, job.blocked_s, job.preemptions, job.suspended_s,
+             here if job.prefill_instance < 0 else job.prefill_instance, _OUTCOMES[outcome],
+             math.nan if reason is None else _REASONS[reason], here if job.run_step >= 0 else math.nan,
+             job.cached_tokens, job.evictions, job.recomputed_tokens)
         )  # fmt: skip
 
 
