@@ -105,8 +105,10 @@ class Setup:
     warmup_s: float
     cooldown_s: float
 
-    def run(self, progress: Callable[[int], None] | None = None) -> Result:
-        """Simulates it."""
+    def run(
+        self, progress: Callable[[int, float], None] | None = None, stop: Callable[[], bool] | None = None
+    ) -> Result:
+        """Simulates it; `progress` and `stop` as in `simulate`."""
         return simulate(
             self.requests,
             policy=self.policy,
@@ -120,6 +122,7 @@ class Setup:
             warmup_s=self.warmup_s,
             cooldown_s=self.cooldown_s,
             progress=progress,
+            stop=stop,
         )
 
 

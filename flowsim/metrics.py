@@ -61,6 +61,7 @@ class Result:
         after_horizon: int,
         warmup_s: float,
         cooldown_s: float,
+        partial: bool,
         simulation_wall_s: float,
     ) -> Result:
         """Builds the tables from the log of a run that has ended."""
@@ -85,6 +86,7 @@ class Result:
             "after_horizon": after_horizon,
             "warmup_s": warmup_s,
             "cooldown_s": cooldown_s,
+            "partial": partial,
             "request_s": latency.profile.request_s,
             "decisions": log.decisions,
             "scheduler_wall_s": log.scheduler_wall_s,

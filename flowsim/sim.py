@@ -26,7 +26,7 @@ from flowsim.timeline import Stops
 __all__ = ["simulate"]
 
 LATEST_S = 1e7  # a float of seconds this large still tells nanoseconds apart
-PROGRESS_EVERY = 512  # requests between two calls of `progress`
+WATCH_EVERY = 512  # events between two calls of `progress` and `stop`: milliseconds
 
 
 def simulate(
@@ -42,7 +42,8 @@ def simulate(
     horizon_s: float = math.inf,
     warmup_s: float = 0.0,
     cooldown_s: float = 0.0,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, float], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Result:
     """Runs a workload to its end, or to a horizon, and returns what happened.
 
@@ -59,7 +60,9 @@ def simulate(
             `unfinished`, and missed; those that would arrive later are no part of the result.
         warmup_s, cooldown_s: requests that arrive in the first or last so many seconds of the arrivals run like all
             others, and are left out of the summary's figures on requests (`measured` is False).
-        progress: called now and then with the number of requests that have ended.
+        progress: called now and then with the number of requests that have ended, and the simulated second.
+        stop: asked as often; True ends the run there and then, as a horizon would. `run["partial"]` of its result is
+            True.
 
     Raises:
         ValueError: requests out of order, or with `strict` one beyond the profile's measured range.
@@ -78,7 +81,7 @@ def simulate(
                 _check_range(request, bound)
     began_s = perf_counter()
     env, log = simpy.Environment(), Log()
-    count = _Count(progress)
+    count = _Count()
     instances = [
         Instance(
             env,
@@ -109,7 +112,7 @@ def simulate(
     else:
         count.arrivals = SourceArrivals(env, requests, deliver)
     with _collector_at_rest():
-        log.events = _run(env, horizon_s)
+        log.events = _run(env, horizon_s, lambda: _watched(count, env, progress, stop))
     for instance in instances:
         instance.close(min(horizon_s, env.now), drained=env.peek() == math.inf)
     if len(log.requests) != len(count.arrivals.delivered):
@@ -125,6 +128,7 @@ def simulate(
         after_horizon=len(requests) - len(count.arrivals.delivered),
         warmup_s=warmup_s,
         cooldown_s=cooldown_s,
+        partial=count.count < len(requests) and math.inf > env.peek() <= horizon_s,
         simulation_wall_s=perf_counter() - began_s,
     )
 
@@ -141,13 +145,27 @@ def _collector_at_rest() -> Iterator[None]:
             gc.enable()
 
 
-def _run(env: simpy.Environment, horizon_s: float) -> int:
-    """Steps through all events up to the horizon; returns how many there were."""
+def _run(env: simpy.Environment, horizon_s: float, enough: Callable[[], bool]) -> int:
+    """Steps through all events up to the horizon, or until that is `enough`; returns how many there were."""
     events = 0
     while (next_s := env.peek()) <= horizon_s and next_s != math.inf:
         env.step()
         events += 1
+        if not events % WATCH_EVERY and enough():
+            break
     return events
+
+
+def _watched(
+    count: _Count,
+    env: simpy.Environment,
+    progress: Callable[[int, float], None] | None,
+    stop: Callable[[], bool] | None,
+) -> bool:
+    """Tells how far the run is; answers whether it is to stop."""
+    if progress is not None:
+        progress(count.count, env.now)
+    return stop is not None and stop()
 
 
 def _check_run(policy: Policy, seed: int, horizon_s: float, warmup_s: float, cooldown_s: float) -> None:
@@ -177,18 +195,15 @@ def slowest_rank(sigma: float, ranks: int, seed: int, instance: int) -> Callable
 
 
 class _Count:
-    """Counts requests that have ended, tells `progress` every so often, and the arrivals each time."""
+    """Counts requests that have ended, and tells the arrivals each time."""
 
     arrivals: Arrivals | SourceArrivals
 
-    def __init__(self, progress: Callable[[int], None] | None) -> None:
+    def __init__(self) -> None:
         self.count = 0
-        self.progress = progress
 
     def ended(self, request: Request, finish_s: float) -> None:
         self.count += 1
-        if self.progress is not None and self.count % PROGRESS_EVERY == 0:
-            self.progress(self.count)
         self.arrivals.ended(request, finish_s)
 
 

@@ -32,6 +32,7 @@ def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str
         "requests": n,
         "measured": int(everyone["measured"].sum()),
         "left_out": _left_out(everyone, run),
+        "partial": run.get("partial", False),
         "rate_rps": rate_rps,
         "offered_load": rate_rps * float(gpu_s.mean()) / run["instances"] if rate_rps is not None else None,
         "attainment": attainment(requests),

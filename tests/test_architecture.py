@@ -19,13 +19,13 @@ LAYERS = (
     ("timeline",),
     ("core",),
     ("names", "profile", "latency", "predictor", "kv", "queue", "workload", "profiler"),
-    ("view", "policy", "batching"),
+    ("view", "policy", "batching", "bound"),
     ("log", "contract", "instance"),
     ("cluster",),
     ("metrics", "summary", "check"),
     ("sim",),
     ("testing",),
-    ("config", "report", "task"),
+    ("config", "report", "task", "appraise"),
     ("flowsim", "__main__"),
 )
 # Modules that may know less than their layer allows.
@@ -41,6 +41,7 @@ ONLY = {
     "policy": {"core", "names", "queue", "timeline"},
     "predictor": {"latency", "names", "profile"},
     "batching": {"core", "policy", "queue", "timeline"},
+    "bound": {"core", "latency", "names", "timeline"},
     "contract": {"core", "view"},
     "report": {"core", "log", "metrics", "summary"},
     "flowsim": {
@@ -63,9 +64,9 @@ KEPT_TO = {
     "hydra": {"config", "__main__"},
     "omegaconf": {"config", "__main__"},
     "sortedcontainers": {"queue"},
-    "scipy": {"profiler"},
+    "scipy": {"bound", "profiler"},
     "matplotlib": {"profiler", "report"},
-    "rich": {"profiler", "report", "task"},
+    "rich": {"appraise", "profiler", "report", "task"},
     "torch": {"profiler"},
 }
 PROFILER_PACKAGES = {"matplotlib", "numpy", "pandas", "pyarrow", "rich", "scipy", "torch", "yaml"}
