@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from flowsim.core import Batch, Part
+from flowsim.names import unknown
+from flowsim.policy import CONSULTS, Policy, Polling
 from flowsim.view import InstanceView
 
-__all__ = ["Breach", "answer_breach", "batch_breach", "idle_breach", "left_breach"]
+__all__ = ["Breach", "answer_breach", "batch_breach", "idle_breach", "left_breach", "policy_breach"]
 
 
 class Breach(NamedTuple):
@@ -19,6 +21,19 @@ class Breach(NamedTuple):
 
     did: str
     allowed: str
+
+
+def policy_breach(policy: Policy, *, plans_ahead: bool) -> Breach | None:
+    """A policy that says something of itself which the executor cannot follow."""
+    consult, admit = getattr(policy, "consult", "events"), getattr(policy, "admit", None)
+    if not isinstance(consult, Polling) and consult not in CONSULTS:
+        return Breach(f"says {unknown('consult', consult, CONSULTS)}", "these, or a Polling")
+    if admit is not None and not callable(admit):
+        return Breach(f"has admit {admit!r:.60}", "a function admit(view, job) -> bool")
+    if plans_ahead and (policy.stops.operators or consult != "events"):
+        did = f"stops at {policy.stops.value} and is consulted at {consult}"
+        return Breach(did, "stops=pass or request and consult=events, where cluster.async_steps plans batches ahead")
+    return None
 
 
 def answer_breach(answer: object) -> Breach | None:

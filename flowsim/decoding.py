@@ -7,14 +7,12 @@ knows no policy and no events.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from flowsim.core import Batch, Job, Outcome, Request
 from flowsim.latency import NO_DECODES
+from flowsim.stage import Host
+from flowsim.timeline import Iterations
 from flowsim.view import context_of
-
-if TYPE_CHECKING:
-    from flowsim.instance import Instance
 
 __all__ = ["DecodingStage"]
 
@@ -33,7 +31,7 @@ class DecodingStage:
             same.
     """
 
-    def __init__(self, instance: Instance, most_steps: int | None = None) -> None:
+    def __init__(self, instance: Host, most_steps: int | None = None) -> None:
         self._instance = instance
         self._most_steps = most_steps
         self._admitted: dict[int, Job] = {}  # in this order; those whose last token is not yet decided
@@ -178,7 +176,7 @@ class DecodingStage:
         if batch.number not in self._ending:
             self._advance(batch, steps)
         ending, complete = self._ending.pop(batch.number), self._emitting.pop(batch.number)
-        token_s = own.env.now + own.latency.profile.request_s
+        token_s = own.view.now_s + own.latency.profile.request_s
         if batch.decodes or complete:
             self._count_tokens(batch, complete, steps)
         for job in complete:
@@ -198,8 +196,11 @@ class DecodingStage:
         first = self._step
         self._step = after = first + steps
         timeline = batch.timeline
-        first_s, growth_s = (timeline.total_s, 0.0) if batch.parts else (timeline.first_s, timeline.growth_s)
-        own.log.steps.add((batch.number, own.index, first, steps, own.env.now, first_s, growth_s, *batch.context,
+        if isinstance(timeline, Iterations):
+            first_s, growth_s = timeline.first_s, timeline.growth_s
+        else:
+            first_s, growth_s = timeline.total_s, 0.0
+        own.log.steps.add((batch.number, own.index, first, steps, own.view.now_s, first_s, growth_s, *batch.context,
                            batch.slowest))  # fmt: skip
         for job in (*batch.decodes, *complete):
             if job.next_step != first:

@@ -13,23 +13,19 @@ from time import perf_counter
 
 import simpy
 
-from flowsim.contract import Breach, answer_breach, batch_breach, idle_breach, left_breach
+from flowsim.contract import Breach, answer_breach, batch_breach, idle_breach, left_breach, policy_breach
 from flowsim.core import Batch, Job, Outcome, PolicyError, Reason, Request
+from flowsim.events import Later
 from flowsim.kv import KVPool
 from flowsim.latency import LatencyModel, Predictor
 from flowsim.log import Ended, Log
-from flowsim.names import unknown
-from flowsim.policy import CONSULTS, Policy, Polling, View
+from flowsim.policy import Policy, Polling, View
+from flowsim.record import request_row, segment_row
 from flowsim.stage import PrefillStage, Stage, has_started
 from flowsim.timeline import INSTANT_S, Stop
 from flowsim.view import InstanceView
 
 __all__ = ["Instance"]
-
-_AFTER_ARRIVALS = 2  # a SimPy priority below NORMAL: decided once everything else of the instant is in
-_OUTCOMES = {outcome: float(place) for place, outcome in enumerate(Outcome)}
-_REASONS = {reason: float(place) for place, reason in enumerate(Reason)}
-_ENDED = {ended: float(place) for place, ended in enumerate(Ended)}
 
 
 class Instance:
@@ -77,31 +73,20 @@ class Instance:
         self.kv = kv
         self.log = log
         self.ended = ended
-        self.view = InstanceView(
-            predictor,
-            kv,
-            max_batches=max_batches,
-            max_sequences=max_sequences,
-            request_s=latency.profile.request_s,
-        )
+        limits = {"max_batches": max_batches, "max_sequences": max_sequences}
+        self.view = InstanceView(predictor, kv, request_s=latency.profile.request_s, **limits)
         self.slowest = slowest
         self.stage = stage(self)
         self._plans_ahead = async_steps > 0
         self._planned: Batch | None = None
         self._idles = bool(getattr(policy, "idles", False))
         self._admit: Callable[[View, Job], bool] | None = getattr(policy, "admit", None)
+        breach = policy_breach(policy, plans_ahead=self._plans_ahead)
+        if breach is not None:
+            raise PolicyError(f"{type(policy).__name__} {breach.did}. Allowed: {breach.allowed}.")
         consult = getattr(policy, "consult", "events")
-        if not isinstance(consult, Polling) and consult not in CONSULTS:
-            raise PolicyError(unknown("consult", consult, CONSULTS, where="of the policy") + ", or a Polling")
-        if self._admit is not None and not callable(self._admit):
-            raise PolicyError(f"policy.admit is {self._admit!r}; it must be a function admit(view, job) -> bool")
         self._period_s = consult.period_s if isinstance(consult, Polling) else None
         self._at_stops = consult == "stops"
-        if self._plans_ahead and (policy.stops.operators or consult != "events"):
-            raise PolicyError(
-                f"cluster.async_steps plans a batch while the one before it runs to its end; {policy!r:.80} stops at "
-                f"{policy.stops.value} and is consulted at {consult}. Allowed: stops=pass or request, consult=events."
-            )
         self._deciding = False  # a decision is due later in this instant
         self._polling = False  # a poll is due
         self._timer: simpy.Event | None = None  # the one that counts; those set before are ignored
@@ -166,7 +151,7 @@ class Instance:
         if not self._polling:
             self._polling = True
             number = math.ceil((self.env.now - INSTANT_S) / period_s)
-            _Later(self.env, self._poll, max(0.0, number * period_s - self.env.now))
+            Later(self.env, self._poll, max(0.0, number * period_s - self.env.now))
 
     def _poll(self, _event: simpy.Event) -> None:
         self._polling = False
@@ -176,7 +161,7 @@ class Instance:
         if view.running is not None or view.waiting or view.suspended:
             self._polling = True
             number = math.floor((self.env.now + INSTANT_S) / period_s) + 1
-            _Later(self.env, self._poll, number * period_s - self.env.now)
+            Later(self.env, self._poll, number * period_s - self.env.now)
 
     def _wake(self) -> None:
         """Decides, but only once everything else that happens at this instant is in."""
@@ -186,7 +171,7 @@ class Instance:
             self._decide()
         else:
             self._deciding = True
-            _Later(self.env, self._decide_later)
+            Later(self.env, self._decide_later)
 
     def _decide_later(self, _event: simpy.Event) -> None:
         self._deciding = False
@@ -320,7 +305,7 @@ class Instance:
             if self.env.peek() > self.env.now:
                 self._consult_at(batch, stop)
             else:
-                _Later(self.env, lambda _: self._consult_at(batch, stop))
+                Later(self.env, lambda _: self._consult_at(batch, stop))
         else:
             self._stopped(batch, stop, at_end=at_end)
 
@@ -334,24 +319,20 @@ class Instance:
         self._stopped(batch, stop, at_end=False)
 
     def _stopped(self, batch: Batch, stop: Stop, *, at_end: bool) -> None:
-        """The batch leaves the GPU: for good at its end or, if only decodes are in it, after any step; else suspended."""
+        """The batch leaves the GPU: for good at its end, or after any step if it only decodes; else suspended."""
         self.view.running = self._stop = None
-        if not batch.parts:
-            self._flagged_for = None
-            self._log_segment(batch, stop, Ended.FINISHED if at_end else Ended.PASS)
-            self._finish(batch, stop)
-        elif at_end:
-            if self._flagged_for is not None:
-                self._acknowledge(batch, self._flagged_for, paused=False)
-            ahead = self._plans_ahead  # then the jobs are where the batch brings them already
-            unfinished = any(job.left_tokens > (0 if ahead else new) for job, new in batch.parts)
-            self._log_segment(batch, stop, Ended.PASS if unfinished else Ended.FINISHED)
-            self._finish(batch, stop)
-        else:
-            assert self._flagged_for is not None
-            self._acknowledge(batch, self._flagged_for, paused=True)
+        paused = bool(batch.parts) and not at_end
+        if self._flagged_for is not None:
+            self._acknowledge(batch, self._flagged_for, paused=paused)
+        if paused:
             self._log_segment(batch, stop, Ended.PAUSED)
             self._suspend(batch, stop)
+        else:
+            ahead = self._plans_ahead  # then the jobs are where the batch brings them already
+            unfinished = not at_end or any(job.left_tokens > (0 if ahead else new) for job, new in batch.parts)
+            self._log_segment(batch, stop, Ended.PASS if unfinished else Ended.FINISHED)
+            self.stage.end(batch, stop.operators)
+            self.log_kv()
         self._barrier_s = 0.0
         planned, self._planned = self._planned, None
         if planned is not None:
@@ -360,24 +341,22 @@ class Instance:
             self._wake()
 
     def _acknowledge(self, batch: Batch, by: Job, *, paused: bool) -> None:
-        """Ends the wait of whom the batch was flagged for."""
+        """Ends the wait of whom the batch was flagged for; to end a run of decodes early is no preemption."""
+        self._flagged_for = None
+        if not batch.parts:
+            return
         now_s = self.env.now
         if math.isnan(by.start_s):
             by.blocked_s += now_s - self._flagged_s
         for job, _ in batch.parts:
             job.preemptions += 1
         self.log.preemptions.add((self.index, self._flagged_s, now_s, batch.number, batch.id, by.id, paused))
-        self._flagged_for = None
 
     def _suspend(self, batch: Batch, stop: Stop) -> None:
         batch.done_s, batch.operators = stop
         batch.suspended_at_s = self._parked_s = self.env.now
         self._suspended_blocks += batch.blocks
         self.view.suspended.add(batch)
-        self.log_kv()
-
-    def _finish(self, batch: Batch, stop: Stop) -> None:
-        self.stage.end(batch, stop.operators)
         self.log_kv()
 
     def close(self, now_s: float, *, drained: bool) -> None:
@@ -392,10 +371,7 @@ class Instance:
             self._must_not(left_breach(view))
         if running is not None and running.since_s < now_s:
             end_s = min(now_s, running.since_s + running.timeline.total_s - running.done_s)
-            self.log.segments.add(
-                (self.index, running.number, running.since_s, end_s, running.operators, running.operators,
-                 running.tokens, _ENDED[Ended.CUT], running.switch_s, 0.0)
-            )  # fmt: skip
+            self.log.segments.add(segment_row(self.index, running, end_s, running.operators, Ended.CUT))
         for batch in view.suspended:
             for job, _ in batch.parts:
                 job.suspended_s += now_s - batch.suspended_at_s
@@ -413,32 +389,12 @@ class Instance:
     # ---------------------------------------------------------------- the log
 
     def _log_segment(self, batch: Batch, stop: Stop, ended: Ended) -> None:
-        end_s = self.env.now - self._barrier_s
-        self.log.segments.add(
-            (self.index, batch.number, batch.since_s, end_s, batch.operators, stop.operators, batch.tokens,
-             _ENDED[ended], batch.switch_s, self._barrier_s)
-        )  # fmt: skip
+        met_s = self._barrier_s
+        self.log.segments.add(segment_row(self.index, batch, self.env.now - met_s, stop.operators, ended, met_s))
 
     def log_kv(self) -> None:
         self.log.kv.add((self.env.now, self.index, self.kv.free_blocks, self._suspended_blocks))
 
     def log_request(self, job: Job, finish_s: float, outcome: Outcome, reason: Reason | None = None) -> None:
-        """Writes down what became of a request: each exactly once, where it ended."""
-        here = self.index
-        self.log.requests.add(
-            (job.id, job.start_s, job.first_token_s, finish_s, job.blocked_s, job.preemptions, job.suspended_s,
-             here if job.prefill_instance < 0 else job.prefill_instance, _OUTCOMES[outcome],
-             math.nan if reason is None else _REASONS[reason], here if job.run_step >= 0 else math.nan,
-             job.cached_tokens, job.evictions, job.recomputed_tokens)
-        )  # fmt: skip
-
-
-class _Later(simpy.Event):
-    """An event that comes after everything else of its instant."""
-
-    def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None], delay_s: float = 0.0) -> None:
-        super().__init__(env)
-        self._ok = True
-        self._value = None
-        self.callbacks.append(callback)
-        env.schedule(self, priority=_AFTER_ARRIVALS, delay=delay_s)  # type: ignore[arg-type]
+        """Writes down what became of a request, once, where it ended."""
+        self.log.requests.add(request_row(self.index, job, finish_s, outcome, reason))

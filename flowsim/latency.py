@@ -24,7 +24,7 @@ class Decodes(NamedTuple):
     """What the decodes of a step compute: how many, and the tokens of context (their own new one included) that they
     attend to, together and the longest."""
 
-    count: int
+    sequences: int
     sum_tokens: int
     max_tokens: int
 
@@ -117,7 +117,7 @@ class LatencyModel:
         if len(tokens) == 1 and tokens[0][1] == 0 and slowest == 1.0 and decodes is NO_DECODES:
             return self.whole(tokens[0][0])
         passes = _passes(tokens, self.pass_tokens)
-        if decodes.count:
+        if decodes.sequences:
             rest = [self._pass(part, slowest) for part in passes[1:]]
             return Timeline([self._pass(passes[0], slowest, decodes), *rest])
         return Timeline([self._pass(part, slowest) for part in passes])
@@ -130,7 +130,7 @@ class LatencyModel:
         """
         first_s = self._pass((), slowest, decodes).total_s
         _, _, sum_s, mean_s = self._decode_terms()
-        growth_s = self.profile.layers * slowest * (sum_s * decodes.count + mean_s)
+        growth_s = self.profile.layers * slowest * (sum_s * decodes.sequences + mean_s)
         return Iterations(first_s, growth_s, count, 5 * self.profile.layers)
 
     def whole(self, prompt_tokens: int) -> Timeline:
@@ -165,7 +165,7 @@ class LatencyModel:
             cross += c * p
             cached += p
         prefilled = total
-        total += decodes.count
+        total += decodes.sequences
         lines = self._lines[bisect_left(self._knots, total)]
         head_s, qkv_s, other_s, o_s, gate_s, down_s, tail_s, o_meet_s, down_meet_s = [
             start + slope * total for start, slope in lines
@@ -173,8 +173,8 @@ class LatencyModel:
         for all_s, missed in self._experts:
             down_s += all_s * (1.0 - missed**total)
         if self._per_sequence:
-            tail_s += self._of_sequences(len(tokens) + decodes.count)
-        if decodes.count:
+            tail_s += self._of_sequences(len(tokens) + decodes.sequences)
+        if decodes.sequences:
             attention_s = other_s + self._mixed_s(tokens, prefilled, cross + 0.5 * square, cached, decodes)
         else:
             a = self._attention
@@ -225,7 +225,9 @@ class LatencyModel:
         """Decode attention's seconds for `1, n, sum_kv, mean_kv`."""
         terms = self.profile.decode_attention.get(self.tp)
         if terms is None:
-            raise ValueError(f"{self.profile.path} has no decode_attention at tp {self.tp}; only cluster=prefill_only runs")
+            raise ValueError(
+                f"{self.profile.path} has no decode_attention at tp {self.tp}; only cluster=prefill_only runs"
+            )
         k = terms.coefficients
         return k["1"], k["n"], k["sum_kv"], k["mean_kv"]
 

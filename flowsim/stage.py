@@ -8,14 +8,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from flowsim.core import Batch, Job, Outcome, Request
+from flowsim.kv import KVPool
+from flowsim.latency import LatencyModel, Predictor
+from flowsim.log import Log
+from flowsim.view import InstanceView
 
-if TYPE_CHECKING:
-    from flowsim.instance import Instance
+__all__ = ["Host", "PrefillStage", "Stage"]
 
-__all__ = ["PrefillStage", "Stage"]
+
+class Host(Protocol):
+    """What a stage needs of its instance."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def view(self) -> InstanceView: ...
+    @property
+    def kv(self) -> KVPool: ...
+    @property
+    def latency(self) -> LatencyModel: ...
+    @property
+    def predictor(self) -> Predictor: ...
+    @property
+    def log(self) -> Log: ...
+    @property
+    def slowest(self) -> Callable[[], float]: ...
+    @property
+    def ended(self) -> Callable[[Request, float], None]: ...
+    def log_kv(self) -> None: ...
+    def log_request(self, job: Job, finish_s: float, outcome: Outcome) -> None: ...
 
 
 class Stage(Protocol):
@@ -56,7 +80,7 @@ class PrefillStage:
             `Instance.release`. None: the request ends there, and its output tokens are ignored.
     """
 
-    def __init__(self, instance: Instance, handed: Callable[[Job], None] | None = None) -> None:
+    def __init__(self, instance: Host, handed: Callable[[Job], None] | None = None) -> None:
         self._instance = instance
         self._handed = handed
 
@@ -87,7 +111,7 @@ class PrefillStage:
     def end(self, batch: Batch, operators: int) -> None:
         """Credits the batch's tokens: a prompt that is complete emits its first token, a cut one waits again."""
         own = self._instance
-        first_token_s = own.env.now + own.latency.profile.request_s
+        first_token_s = own.view.now_s + own.latency.profile.request_s
         for job, new in batch.parts:
             job.done_tokens += new
             if job.done_tokens < job.prompt_tokens:

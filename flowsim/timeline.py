@@ -145,7 +145,7 @@ class Timeline:
 
 
 class Iterations:
-    """Decode steps back to back: step i takes `first_s + i * growth_s`, as every member's context grows by a token a step.
+    """Decode steps back to back; step i takes `first_s + i * growth_s`, as each step adds a token to every context.
 
     It answers what a Timeline does, each step being a pass that ends with `operators` more operators; whatever
     the legal stops are, nothing stops within a step.

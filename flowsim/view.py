@@ -46,7 +46,7 @@ class InstanceView:
         predictor: Predictor,
         kv: KVPool,
         *,
-        max_batches: int = 128,
+        max_batches: float = 128,
         max_sequences: float = math.inf,
         request_s: float = 0.0,
     ) -> None:

@@ -20,7 +20,7 @@ LAYERS = (
     ("core",),
     ("names", "profile", "latency", "predictor", "kv", "queue", "workload", "profiler"),
     ("view", "policy", "batching", "bound"),
-    ("log", "contract", "instance"),
+    ("log", "contract", "record", "stage", "decoding", "events", "instance"),
     ("cluster",),
     ("metrics", "summary", "check"),
     ("sim",),
@@ -42,7 +42,10 @@ ONLY = {
     "predictor": {"latency", "names", "profile"},
     "batching": {"core", "policy", "queue", "timeline"},
     "bound": {"core", "latency", "names", "timeline"},
-    "contract": {"core", "view"},
+    "contract": {"core", "names", "policy", "view"},
+    "record": {"core", "log"},
+    "stage": {"core", "kv", "latency", "log", "view"},
+    "decoding": {"core", "latency", "stage", "timeline", "view"},
     "report": {"core", "log", "metrics", "summary"},
     "flowsim": {
         "batching",
@@ -60,7 +63,7 @@ ONLY = {
 }
 # Packages that only some modules may import, at the top or inside a function.
 KEPT_TO = {
-    "simpy": {"instance", "cluster", "sim"},
+    "simpy": {"events", "instance", "cluster", "sim"},
     "hydra": {"config", "__main__"},
     "omegaconf": {"config", "__main__"},
     "sortedcontainers": {"queue"},
