@@ -178,7 +178,7 @@ class DecodingStage:
         ending, complete = self._ending.pop(batch.number), self._emitting.pop(batch.number)
         token_s = own.view.now_s + own.latency.profile.request_s
         if batch.decodes or complete:
-            self._count_tokens(batch, complete, steps)
+            self._count_tokens(batch, complete, steps, token_s)
         for job in complete:
             if job.prefill_instance < 0:
                 job.first_token_s = token_s
@@ -190,7 +190,7 @@ class DecodingStage:
             own.log_request(job, token_s, Outcome.FINISHED)
             own.ended(job.request, token_s)
 
-    def _count_tokens(self, batch: Batch, complete: list[Job], steps: int) -> None:
+    def _count_tokens(self, batch: Batch, complete: list[Job], steps: int, token_s: float) -> None:
         """Notes which steps gave a token to whom; a job's tokens of adjacent steps are one run."""
         own = self._instance
         first = self._step
@@ -200,8 +200,9 @@ class DecodingStage:
             first_s, growth_s = timeline.first_s, timeline.growth_s
         else:
             first_s, growth_s = timeline.total_s, 0.0
-        own.log.steps.add((batch.number, own.index, first, steps, own.view.now_s, first_s, growth_s, *batch.context,
-                           batch.slowest))  # fmt: skip
+        own.log.steps.add(
+            (batch.number, own.index, first, steps, token_s, first_s, growth_s, *batch.context, batch.slowest)
+        )
         for job in (*batch.decodes, *complete):
             if job.next_step != first:
                 self._close_run(job)

@@ -22,11 +22,11 @@ LAYERS = (
     ("view", "policy", "batching", "bound"),
     ("log", "contract", "record", "stage", "decoding", "events", "instance"),
     ("cluster",),
-    ("metrics", "summary", "check"),
+    ("tokens", "metrics", "summary", "check"),
     ("sim",),
     ("testing",),
     ("config", "report", "task", "appraise"),
-    ("flowsim", "__main__"),
+    ("flowsim", "regress", "__main__"),
 )
 # Modules that may know less than their layer allows.
 ONLY = {
@@ -46,6 +46,7 @@ ONLY = {
     "record": {"core", "log"},
     "stage": {"core", "kv", "latency", "log", "view"},
     "decoding": {"core", "latency", "stage", "timeline", "view"},
+    "regress": {"check", "config", "core", "flowsim", "names"},
     "report": {"core", "log", "metrics", "summary"},
     "flowsim": {
         "batching",
@@ -69,7 +70,7 @@ KEPT_TO = {
     "sortedcontainers": {"queue"},
     "scipy": {"bound", "profiler"},
     "matplotlib": {"profiler", "report"},
-    "rich": {"appraise", "profiler", "report", "task"},
+    "rich": {"appraise", "profiler", "regress", "report", "task"},
     "torch": {"profiler"},
 }
 PROFILER_PACKAGES = {"matplotlib", "numpy", "pandas", "pyarrow", "rich", "scipy", "torch", "yaml"}
