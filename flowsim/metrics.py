@@ -46,7 +46,8 @@ class Result:
     """What one run did.
 
     `tables` has `requests` (a row per request), `segments`, `batches`, `preemptions` and `kv` as columns;
-    the properties of the same names give DataFrames. Runs that decode have `steps` and `tokens` besides. `run` holds the figures of the run as a whole.
+    the properties of the same names give DataFrames. Runs that decode have `steps` and
+    `tokens` besides. `run` holds the figures of the run as a whole.
     """
 
     tables: Mapping[str, Columns]
