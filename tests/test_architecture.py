@@ -25,7 +25,7 @@ LAYERS = (
     ("metrics", "summary", "check"),
     ("sim",),
     ("testing",),
-    ("config", "report", "task", "appraise"),
+    ("config", "report", "task", "appraise", "capacity"),
     ("flowsim", "regress", "__main__"),
 )
 # Modules that may know less than their layer allows.
@@ -70,7 +70,7 @@ KEPT_TO = {
     "sortedcontainers": {"queue"},
     "scipy": {"bound", "profiler", "report"},
     "matplotlib": {"profiler", "report"},
-    "rich": {"appraise", "profiler", "regress", "report", "task"},
+    "rich": {"appraise", "capacity", "profiler", "regress", "report", "task"},
     "torch": {"profiler"},
 }
 PROFILER_PACKAGES = {"matplotlib", "numpy", "pandas", "pyarrow", "rich", "scipy", "torch", "yaml"}
