@@ -9,17 +9,13 @@ __all__ = ["table"]
 
 
 def table(caption: str, rows: Iterable[Sequence[object]], header: Sequence[object] = ()) -> str:
-    """Rows of cells under a header, if there is one; a row begins with its name, and numbers stand to the right."""
+    """Rows of cells; each begins with its name. Under a header cells stand to the right, as numbers do."""
     lines = [f"<table><caption style='text-align:left'><b>{escape(caption)}</b></caption>"]
     if header:
         lines.append("<thead><tr>" + "".join(f"<th>{escape(str(cell))}</th>" for cell in header) + "</tr></thead>")
     lines.append("<tbody>")
+    side = "right" if header else "left"
     for name, *cells in rows:
-        shown = "".join(f"<td style='text-align:{_side(cell)}'>{escape(str(cell))}</td>" for cell in cells)
+        shown = "".join(f"<td style='text-align:{side}'>{escape(str(cell))}</td>" for cell in cells)
         lines.append(f"<tr><th style='text-align:left'>{escape(str(name))}</th>{shown}</tr>")
     return "\n".join([*lines, "</tbody></table>"])
-
-
-def _side(cell: object) -> str:
-    text = str(cell).removesuffix("%").strip().removeprefix("-")
-    return "right" if text.replace(".", "", 1).isdigit() or not text else "left"

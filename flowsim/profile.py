@@ -152,7 +152,6 @@ class Profile:
                 ("longest context [tokens]", self.max_context_tokens),
                 ("a pass, a request [ms]", f"{self.pass_s * 1e3:g}, {self.request_s * 1e3:g}"),
                 ("a check, a switch [us]", f"{self.check_s * 1e6:g}, {self.switch_s * 1e6:g}"),
-                ("file", self.path),
             ],
         )
 

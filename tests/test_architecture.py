@@ -20,14 +20,14 @@ LAYERS = (
     ("core",),
     ("names", "markup", "profile", "latency", "load", "predictor", "kv", "queue", "workload", "profiler"),
     ("view", "policy", "batching", "bound"),
-    ("log", "contract", "instance", "pool", "router", "source"),
+    ("log", "contract", "record", "stage", "decoding", "events", "instance", "pool", "router", "source"),
     ("cluster",),
-    ("metrics", "summary", "by_class", "check"),
+    ("tokens", "metrics", "summary", "by_class", "check"),
     ("sim",),
     ("testing",),
     ("config", "variants", "report"),
     ("study",),
-    ("task", "appraise"),
+    ("task", "appraise", "capacity"),
     ("flowsim", "regress", "__main__"),
 )
 # Modules that may know less than their layer allows.
@@ -47,7 +47,10 @@ ONLY = {
     "predictor": {"latency", "names", "profile"},
     "batching": {"core", "policy", "queue", "timeline"},
     "bound": {"core", "latency", "names", "timeline"},
-    "contract": {"core", "view"},
+    "contract": {"core", "names", "policy", "view"},
+    "record": {"core", "log"},
+    "stage": {"core", "kv", "latency", "log", "view"},
+    "decoding": {"core", "latency", "stage", "timeline", "view"},
     "pool": {"latency", "names", "policy", "profile"},
     "router": {"core", "names", "policy"},
     "source": {"core"},
@@ -72,7 +75,7 @@ ONLY = {
 }
 # Packages that only some modules may import, at the top or inside a function.
 KEPT_TO = {
-    "simpy": {"instance", "cluster", "sim", "source"},
+    "simpy": {"events", "instance", "cluster", "sim", "source"},
     "hydra": {"config", "variants", "__main__"},
     "omegaconf": {"config", "variants", "__main__"},
     "joblib": {"study"},
@@ -80,7 +83,7 @@ KEPT_TO = {
     "sortedcontainers": {"queue"},
     "scipy": {"bound", "profiler", "report", "study"},
     "matplotlib": {"profiler", "report"},
-    "rich": {"appraise", "profiler", "regress", "report", "task"},
+    "rich": {"appraise", "capacity", "profiler", "regress", "report", "task"},
     "torch": {"profiler"},
 }
 PROFILER_PACKAGES = {"matplotlib", "numpy", "pandas", "pyarrow", "rich", "scipy", "torch", "yaml"}
