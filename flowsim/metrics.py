@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from flowsim import markup
 from flowsim.by_class import CLASS_HEADER, class_rows
 from flowsim.core import Outcome, Reason, Request
 from flowsim.latency import LatencyModel
 from flowsim.log import Columns, Ended, Log, Table
-from flowsim.markup import table
 from flowsim.summary import summarise
 from flowsim.tokens import tbt_columns
 
@@ -113,7 +113,7 @@ class Result:
         return f"Result({figures['requests']} requests, {attained}, {run['model']} on {figures['gpus']} x {run['gpu']})"
 
     def _repr_html_(self) -> str:
-        return table(repr(self), class_rows(self.tables["requests"], self.summary()), CLASS_HEADER)
+        return markup.table(repr(self), class_rows(self.tables["requests"], self.summary()), CLASS_HEADER)
 
     @cached_property
     def requests(self) -> pd.DataFrame:
