@@ -20,15 +20,16 @@ class InstanceView:
 
     `waiting` are jobs that do not run, in the order of arrival; `suspended` are batches paused at a stop;
     `running` is the batch on the GPU, or None; `decoding` are jobs past their prefill (colocated engines only).
+    `request_s` are the seconds of a first token that hold no GPU: work that ends at t is seen at t + request_s.
     """
 
     __slots__ = (
         "_kv",
         "_predictor",
-        "_request_s",
         "decoding",
         "max_batches",
         "now_s",
+        "request_s",
         "running",
         "suspended",
         "waiting",
@@ -43,7 +44,7 @@ class InstanceView:
         self.max_batches = max_batches
         self._predictor = predictor
         self._kv = kv
-        self._request_s = request_s
+        self.request_s = request_s
 
     def left_s(self, work: Job | Batch) -> float:
         """Predicted seconds to the first token if `work` ran from now on, alone; never below 0.
@@ -60,7 +61,7 @@ class InstanceView:
             return max(0.0, work.predicted_s - busy_s)
         whole_s = self._predictor.alone_s(work.prompt_tokens)
         if work.done_tokens:
-            whole_s += self._request_s - self._predictor.alone_s(work.done_tokens)
+            whole_s += self.request_s - self._predictor.alone_s(work.done_tokens)
         return max(0.0, whole_s)
 
     def cost_s(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> float:
