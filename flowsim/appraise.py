@@ -14,6 +14,7 @@ from rich.text import Text
 
 from flowsim.bound import BATCHINGS, Bound, on_time_bound
 from flowsim.config import Setup
+from flowsim.pool import Pool
 from flowsim.report.plots import NoReport, Plots
 from flowsim.task import finished, simulated
 
@@ -26,20 +27,25 @@ class UpperBound:
     """`task=bound`: how many requests any schedule could serve on time, beside what the policy did: `bound.json`.
 
     Raises:
-        ValueError: a closed loop, whose arrivals depend on the schedule, or ranks whose speeds are drawn.
+        ValueError: a closed loop, whose arrivals depend on the schedule, ranks whose speeds are drawn, or pools.
     """
 
     def __call__(self, setup: Setup, *, title: str, report: Plots | NoReport, folder: Path, quiet: bool) -> int:
         """Runs the policy and finds the bounds; returns how many requests finished."""
         if not isinstance(setup.requests, Sequence):
             raise ValueError("task=bound: a closed loop's arrivals depend on the schedule; give it a fixed workload")
-        if setup.cluster.jitter_sigma:
+        pool = setup.cluster
+        if not isinstance(pool, Pool):
+            raise ValueError(f"task=bound: the bound is of one pool of equal instances, not of {', '.join(pool.pools)}")
+        if pool.jitter_sigma:
             raise ValueError("task=bound: with cluster.jitter_sigma a rank may be faster than the profile; set it to 0")
         result = simulated(setup, title=title, report=report, folder=folder, quiet=quiet)
         on_time = int((result.tables["requests"]["met_slo"] == True).sum())  # noqa: E712 (None is neither)
-        latency = setup.latency.bound(pass_tokens=setup.cluster.pass_tokens, stops=setup.policy.stops)
+        latency = pool.hardware(setup.latency).bound(
+            pass_tokens=pool.pass_tokens, stops=(pool.policy or setup.policy).stops
+        )
         bounds = [
-            on_time_bound(setup.requests, latency, instances=setup.cluster.instances, batching=batching)
+            on_time_bound(setup.requests, latency, instances=pool.instances, batching=batching)
             for batching in BATCHINGS
         ]
         figures = [asdict(bound) | {"attainment": bound.attainment} for bound in bounds]

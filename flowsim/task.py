@@ -79,6 +79,16 @@ class Export:
         return len(setup.requests)
 
 
+def pool_notes(pools: dict[str, Any]) -> list[str]:
+    """A line for each pool, where there is more than one."""
+    lines = []
+    for name, pool in pools.items():
+        attained = "" if pool["attainment"] is None else f", attained {pool['attainment']:.2%}"
+        gpus = f"{pool['instances']} x {pool['gpus'] // pool['instances']} {pool['gpu']}"
+        lines.append(f"{name}: {gpus}, {pool['requests']} requests{attained}, utilisation {pool['utilisation']:.1%}")
+    return lines if len(pools) > 1 else []
+
+
 def notes(figures: dict[str, Any]) -> list[str]:
     """The run's other figures in a few lines, the ones to be warned about among them."""
     preemptions, batches = figures["preemptions"], figures["batches"]
@@ -89,6 +99,7 @@ def notes(figures: dict[str, Any]) -> list[str]:
         f"offered load {load}, utilisation {figures['utilisation']:.1%}",
         f"preemptions: {preemptions['count']}{blocking}, batches of two or more: {batches['multi']}",
     ]
+    lines += pool_notes(figures["pools"])
     if not figures["measured"]:
         lines.append("no request is left to measure: warmup_s and cooldown_s leave out all of them")
     warnings = {

@@ -26,7 +26,7 @@ SUMMARY_KEYS = {
     "ttft_s_by_class", "preemptions", "batches", "utilisation", "scheduler", "rejected", "unfinished",
     "simulated_s", "simulation_wall_s", "events_per_request", "extrapolated", "measured", "left_out", "gpus",
     "rejected_by_reason", "utilisation_by_instance", "suspended_s", "longest_wait_s_by_class",
-    "partial",
+    "partial", "pools",
 }  # fmt: skip
 
 

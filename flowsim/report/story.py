@@ -15,8 +15,9 @@ import numpy.typing as npt
 from flowsim.core import Outcome, Reason
 from flowsim.log import Columns, Ended
 from flowsim.metrics import Result
+from flowsim.report.series import heads, last_s, members
 
-__all__ = ["Behind", "Chronicle", "Spell", "Story", "last_s", "tell", "worst"]
+__all__ = ["Behind", "Chronicle", "Spell", "Story", "tell", "worst"]
 
 Array = npt.NDArray[Any]
 
@@ -196,17 +197,11 @@ class Chronicle:
 
     @cached_property
     def _members(self) -> Array:
-        """How many requests each batch has."""
-        return np.bincount(self._tables["batches"]["batch"])
+        return members(self._tables)
 
     @cached_property
     def _heads(self) -> Array:
-        """The request at each batch's head."""
-        table = self._tables["batches"]
-        heads = np.full(len(self._members), -1)
-        first = table["position"] == 0
-        heads[table["batch"][first]] = table["request"][first]
-        return heads
+        return heads(self._tables)
 
     @cached_property
     def _end_s(self) -> float:
@@ -249,13 +244,6 @@ def tell(story: Story, requests: Columns, *, named: int = 3) -> list[str]:
         reason = requests["reason"][row]
         lines.append(f"No first token: {requests['outcome'][row]}{f' ({reason})' if reason else ''}.")
     return lines
-
-
-def last_s(tables: Any) -> float:
-    """The latest time that any table names: the end of the run, as far as it can be seen."""
-    requests, segments = tables["requests"], tables["segments"]
-    columns_s = (requests["arrival_s"], requests["finish_s"], segments["end_s"], tables["kv"]["t_s"])
-    return float(max((np.nanmax(column) for column in columns_s if not np.isnan(column).all()), default=0.0))
 
 
 def _named(found: tuple[Behind, ...], requests: Columns, most: int) -> str:
