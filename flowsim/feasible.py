@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,14 +23,16 @@ from flowsim.timeline import Stops
 
 __all__ = ["FeasibleSet", "JointDeadline", "Planned", "feasible_set"]
 
+NO_WEIGHTS: Mapping[str, float] = {}
+
 
 class Planned(NamedTuple):
-    """A piece of work with the time by which its GPU work must end, its predicted GPU seconds left, and how many
-    requests would be on time with it."""
+    """A piece of work with the time by which its GPU work must end, its predicted GPU seconds left, and the requests
+    that would be on time with it: how many, or their weight."""
 
     due_s: float
     left_s: float
-    saves: int
+    saves: float
     work: Job | Batch
 
 
@@ -108,33 +110,40 @@ class FeasibleSet:
 
     Args:
         batching: who joins the first of the set.
+        weights: of SLO classes, 1 unless given: the set then has the largest weight that giving up the most seconds
+            per weight first finds, and a class with more weight is given up later.
         stops: where a running batch may be stopped; `Stops` or its name.
         rest: the order of what is not in the set, once the set is empty: a shipped order's name, a function, or the
             dotted path of one.
         consult, admit: as for `ComposedPolicy`.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: an unknown name, or a weight that is not above 0.
     """
 
     def __init__(
         self,
         batching: JointDeadline | None = None,
         stops: Stops | str = "operator",
+        weights: Mapping[str, float] | None = None,
         rest: Order | str = "slack_edf",
         consult: str = "events",
         admit: Callable[[View, Job], bool] | str = "all",
     ) -> None:
         if isinstance(stops, str) and stops not in {stop.value for stop in Stops}:
             raise ValueError(unknown("policy.stops", stops, [stop.value for stop in Stops]))
+        for name, weight in (weights or {}).items():
+            if not 0.0 < weight < math.inf:
+                raise ValueError(f"policy.weights.{name} is {weight}; it must be above 0 and finite")
         self.batching = batching or JointDeadline()
+        self.weights = dict(weights or {})
         self.stops = Stops(stops)
         self.rest: Order = named(rest, ORDERS, "policy.rest")
         self.consult = consult
         self.admit = named(admit, ADMISSIONS, "policy.admit")
 
     def select(self, view: View) -> Batch | None:
-        queue = feasible_set(view)
+        queue = feasible_set(view, self.weights)
         going_on = _can_end_first(queue, view)
         if going_on is not None:
             return going_on
@@ -162,13 +171,13 @@ class FeasibleSet:
         return f"FeasibleSet({self.batching}, {self.stops.value})"
 
 
-def feasible_set(view: View) -> list[Planned]:
+def feasible_set(view: View, weights: Mapping[str, float] = NO_WEIGHTS) -> list[Planned]:
     """The largest set of work that can all be on time, in the order of deadlines; ties go to what has started, then
     to the lower id."""
     held = [*view.suspended, *([view.running] if view.running is not None else [])]
-    planned = [one for batch in held if (one := _planned_batch(batch, view)) is not None]
+    planned = [one for batch in held if (one := _planned_batch(batch, view, weights)) is not None]
     planned.sort(key=lambda one: (one.due_s, one.work.id))
-    return _moore_hodgson(heapq.merge(planned, _waiting(view), key=_by_deadline), view.now_s)
+    return _moore_hodgson(heapq.merge(planned, _waiting(view, weights), key=_by_deadline), view.now_s)
 
 
 def _can_end_first(queue: Sequence[Planned], view: View) -> Batch | None:
@@ -204,28 +213,31 @@ def _by_deadline(planned: Planned) -> tuple[float, bool, int]:
     return planned.due_s, planned.work.is_waiting, planned.work.id
 
 
-def _waiting(view: View) -> Iterator[Planned]:
+def _waiting(view: View, weights: Mapping[str, float]) -> Iterator[Planned]:
     """The waiting jobs that could be on time alone and now, earliest deadline first."""
     now_s, request_s = view.now_s, view.request_s
     for job in view.waiting.by(slack_edf):
         left_s = view.left_s(job)
         if now_s + left_s >= job.deadline_s:
             return
-        yield Planned(job.deadline_s - request_s, left_s - request_s, 1, job)
+        saves = weights.get(job.request.slo_class, 1.0) if weights else 1.0
+        yield Planned(job.deadline_s - request_s, left_s - request_s, saves, job)
 
 
 def _planned_job(job: Job, view: View) -> Planned:
-    return Planned(job.deadline_s - view.request_s, view.left_s(job) - view.request_s, 1, job)
+    return Planned(job.deadline_s - view.request_s, view.left_s(job) - view.request_s, 1.0, job)
 
 
-def _planned_batch(batch: Batch, view: View) -> Planned | None:
+def _planned_batch(batch: Batch, view: View, weights: Mapping[str, float]) -> Planned | None:
     """A batch that has started, due with the first of its members that can still be on time; None for none."""
     left_s = view.left_s(batch)
     earliest_s = view.now_s + left_s
-    deadlines_s = [job.deadline_s for job, _ in batch.parts if job.deadline_s >= earliest_s]
-    if not deadlines_s:
+    on_time = [job for job, _ in batch.parts if job.deadline_s >= earliest_s]
+    if not on_time:
         return None
-    return Planned(min(deadlines_s) - view.request_s, max(0.0, left_s - view.request_s), len(deadlines_s), batch)
+    due_s = min(job.deadline_s for job in on_time) - view.request_s
+    saves = sum(weights.get(job.request.slo_class, 1.0) for job in on_time)
+    return Planned(due_s, max(0.0, left_s - view.request_s), saves, batch)
 
 
 def _first(planned: Iterable[Planned], count: int) -> list[Planned]:

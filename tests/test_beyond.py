@@ -13,6 +13,8 @@ from toys import checked, toy_latency, workload
 from flowsim import ComposedPolicy, LatencyModel, load_profile, simulate
 from flowsim.config import compose, make
 from flowsim.feasible import FeasibleSet, JointDeadline, feasible_set
+from flowsim.predictor import Noisy
+from flowsim.rivals import Graceful, TimeBudget
 from flowsim.testing import check_policy, make_job, make_view
 from flowsim.workload import mixed
 
@@ -188,3 +190,73 @@ def test_mistakes_are_named():
     with pytest.raises(ValueError, match="slack_edf"):
         FeasibleSet(rest="slackedf")
     assert math.isinf(make_job(0, 1).deadline_s)
+
+
+# ---------------------------------------------------------------- classes with weights
+
+
+def test_a_class_with_more_weight_is_given_up_later():
+    # 40 s and 20 s, both due at 50: the longer is given up, unless it weighs more than twice as much.
+    jobs = [make_job(0, 40, ttft_slo_s=50.0, slo_class="file"), make_job(1, 20, ttft_slo_s=50.0, slo_class="text")]
+    view = make_view(waiting=jobs, latency=SECOND)
+    for weight, kept in ((1.0, 1), (1.9, 1), (2.1, 0)):
+        assert [one.work.id for one in feasible_set(view, {"file": weight})] == [kept]
+    assert FeasibleSet(weights={"file": 2.1}).select(view).head.id == 0
+    with pytest.raises(ValueError, match=r"weights\.file"):
+        FeasibleSet(weights={"file": 0.0})
+
+
+# ---------------------------------------------------------------- rivals
+
+
+@pytest.mark.parametrize("name", ["slack_fraction", "graceful", "chunked_adaptive", "feasible_set"])
+def test_every_policy_of_this_chapter_conforms_to_the_contract(name):
+    check_policy(shipped(name), situations=100, runs=2)
+
+
+def test_slack_fraction_counts_slack_in_shares_of_the_slo():
+    # At 0: 10 s of 20 left is half, 30 s of 40 three quarters, 0 of 10 is lost and goes last.
+    requests = workload((0.0, 10, 40.0), (0.0, 10, 20.0), (0.0, 10, 10.0))
+    result = checked(requests, shipped("slack_fraction", "batching.tokens=1", "stops=request"), SECOND)
+    assert [members for members, *_ in ran(result)] == [[1], [0], [2]]
+
+
+def test_graceful_gives_what_is_late_a_second_deadline_that_counts():
+    # Request 0 (10 s) is late from the start; its second deadline is at 3 x 5 = 15. At 0 request 1, due at 12, is
+    # before it; at 5 request 2, due at 105, is after it, though FlowPrefill would serve it first.
+    requests = workload((0.0, 10, 5.0), (0.0, 5, 12.0), (4.0, 10, 101.0))
+    policy = shipped("graceful", "batching.tokens=1", "stops=request")
+    assert [members for members, *_ in ran(checked(requests, policy, SECOND))] == [[1], [0], [2]]
+    policy = shipped("graceful", "batching.tokens=1", "stops=request", "order.times=30")
+    assert [members for members, *_ in ran(checked(requests, policy, SECOND))] == [[1], [2], [0]]
+    with pytest.raises(ValueError, match="times"):
+        Graceful(0.5)
+
+
+def test_a_time_budget_cuts_passes_where_their_time_is_up_so_that_later_chunks_are_smaller():
+    # A token takes a second, and each token 0.1 s for each earlier one (half of that for those of its own chunk).
+    latency = toy_latency(1.0, quadratic_s=0.025)
+    result = checked(workload((0.0, 30)), ComposedPolicy("arrival", TimeBudget(busy_s=15.0), "pass"), latency)
+    took_s = (result.segments.end_s - result.segments.start_s).tolist()
+    assert max(took_s) <= 15.0
+    assert result.batches.tokens.tolist() == sorted(result.batches.tokens, reverse=True)
+    assert len(took_s) > 2
+
+
+def test_a_time_budget_fills_a_pass_with_whole_prompts_and_cuts_the_last():
+    policy = ComposedPolicy("arrival", TimeBudget(busy_s=10.0), "pass")
+    result = checked(workload((0.0, 4), (0.0, 3), (0.0, 8), (0.0, 2)), policy, SECOND)
+    members = result.batches.groupby("batch")[["request", "tokens"]].apply(lambda rows: rows.to_numpy().tolist())
+    assert members.tolist() == [[[0, 4], [1, 3], [2, 3]], [[2, 5], [3, 2]]]
+    with pytest.raises(ValueError, match="busy_s"):
+        TimeBudget(busy_s=0.0)
+
+
+def test_a_cautious_predictor_answers_a_quantile_of_what_the_truth_may_be():
+    plain, cautious = Noisy(A100, sigma=0.2, seed=1), Noisy(A100, sigma=0.2, quantile=0.9, seed=1)
+    lengths = range(100, 2100, 2)
+    assert cautious.alone_s(500) == pytest.approx(plain.alone_s(500) * math.exp(0.2 * 1.2815516))
+    late = sum(A100.isolated_s(tokens) > cautious.alone_s(tokens) for tokens in lengths) / len(lengths)
+    assert late == pytest.approx(0.1, abs=0.03)
+    with pytest.raises(ValueError, match="quantile"):
+        Noisy(A100, quantile=1.0)
