@@ -41,9 +41,11 @@ class View(Protocol):
     def decoding(self) -> Sequence[Job]: ...
     @property
     def request_s(self) -> float: ...
+    @property
+    def evicted(self) -> bool: ...
     def left_s(self, work: Work) -> float: ...
     def cost_s(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> float: ...
-    def fits(self, parts: Sequence[Part]) -> bool: ...
+    def fits(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> bool: ...
 
 
 class Policy(Protocol):
@@ -202,12 +204,21 @@ class ComposedPolicy:
         held = self._first_held(view)
         head = view.waiting.first(self.order)
         if head is None or (held is not None and self._rank(held, view) <= self._rank(head, view)):
-            return held
-        return self.batching.form(head, view, self.order) or held
+            return held or self._decode(view)
+        return self.batching.form(head, view, self.order) or held or self._decode(view)
+
+    def _decode(self, view: View) -> Batch | None:
+        """What decodes, if nothing else is to run: it takes a token's time, and ends for whatever comes."""
+        if view.running is not None:
+            return view.running
+        decoding = view.decoding
+        return Batch((), decoding) if decoding else None
 
     def _first_held(self, view: View) -> Batch | None:
         """The first of the running and the suspended batches."""
         running, suspended = view.running, view.suspended.first(self.order)
+        if running is not None and not running.parts:
+            running = None  # decodes alone are nobody's turn
         if running is None or suspended is None:
             return running or suspended
         return min(running, suspended, key=lambda batch: self._rank(batch, view))

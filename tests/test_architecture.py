@@ -20,14 +20,14 @@ LAYERS = (
     ("core",),
     ("names", "profile", "latency", "predictor", "kv", "queue", "workload", "profiler"),
     ("view", "policy", "batching", "feasible", "rivals", "bound"),
-    ("log", "contract", "instance", "pool", "router", "source"),
+    ("log", "contract", "record", "stage", "decoding", "events", "instance", "pool", "router", "source"),
     ("cluster",),
-    ("metrics", "summary", "check"),
+    ("tokens", "metrics", "summary", "check"),
     ("sim",),
     ("testing",),
     ("config", "variants", "report"),
     ("study",),
-    ("task", "appraise"),
+    ("task", "appraise", "capacity"),
     ("flowsim", "regress", "__main__"),
 )
 # Modules that may know less than their layer allows.
@@ -46,7 +46,10 @@ ONLY = {
     "rivals": {"core", "policy", "queue"},
     "feasible": {"core", "names", "policy", "queue", "timeline"},
     "bound": {"core", "latency", "names", "timeline"},
-    "contract": {"core", "view"},
+    "contract": {"core", "names", "policy", "view"},
+    "record": {"core", "log"},
+    "stage": {"core", "kv", "latency", "log", "view"},
+    "decoding": {"core", "latency", "stage", "timeline", "view"},
     "pool": {"latency", "names", "policy", "profile"},
     "router": {"core", "names", "policy"},
     "source": {"core"},
@@ -71,7 +74,7 @@ ONLY = {
 }
 # Packages that only some modules may import, at the top or inside a function.
 KEPT_TO = {
-    "simpy": {"instance", "cluster", "sim", "source"},
+    "simpy": {"events", "instance", "cluster", "sim", "source"},
     "hydra": {"config", "variants", "__main__"},
     "omegaconf": {"config", "variants", "__main__"},
     "joblib": {"study"},
@@ -79,7 +82,7 @@ KEPT_TO = {
     "sortedcontainers": {"queue"},
     "scipy": {"bound", "profiler", "report", "study"},
     "matplotlib": {"profiler", "report"},
-    "rich": {"appraise", "profiler", "regress", "report", "task"},
+    "rich": {"appraise", "capacity", "profiler", "regress", "report", "task"},
     "torch": {"profiler"},
 }
 PROFILER_PACKAGES = {"matplotlib", "numpy", "pandas", "pyarrow", "rich", "scipy", "torch", "yaml"}
