@@ -6,7 +6,8 @@ import gc
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from statistics import NormalDist
 from time import perf_counter
 
@@ -27,6 +28,7 @@ __all__ = ["simulate"]
 
 LATEST_S = 1e7  # a float of seconds this large still tells nanoseconds apart
 PROGRESS_EVERY = 512  # requests between two calls of `progress`
+PACK_EVERY = 512  # events between two packings of the log
 
 
 def simulate(
@@ -78,7 +80,7 @@ def simulate(
                 _check_range(request, bound)
     began_s = perf_counter()
     env, log = simpy.Environment(), Log()
-    count = _Count(progress)
+    counter = _Count(progress)
     instances = [
         Instance(
             env,
@@ -90,7 +92,7 @@ def simulate(
             log=log,
             max_batches=cluster.max_batches,
             slowest=slowest_rank(cluster.jitter_sigma, bound.tp, seed, index),
-            ended=count.ended,
+            ended=counter.ended,
         )
         for index in range(cluster.instances)
     ]
@@ -105,24 +107,24 @@ def simulate(
         router.route(request, instances).submit(request)
 
     if isinstance(requests, Sequence):
-        count.arrivals = Arrivals(env, requests, deliver)
+        counter.arrivals = Arrivals(env, requests, deliver)
     else:
-        count.arrivals = SourceArrivals(env, requests, deliver)
+        counter.arrivals = SourceArrivals(env, requests, deliver)
     with _collector_at_rest():
-        log.events = _run(env, horizon_s)
+        _run(env, horizon_s, log)
     for instance in instances:
         instance.close(min(horizon_s, env.now), drained=env.peek() == math.inf)
-    if len(log.requests) != len(count.arrivals.delivered):
-        lost = len(count.arrivals.delivered) - len(log.requests)
+    if len(log.requests) != len(counter.arrivals.delivered):
+        lost = len(counter.arrivals.delivered) - len(log.requests)
         raise PolicyError(f"{lost} requests were lost: {policy!r} must not change the view that it is given")
     return Result.of(
-        count.arrivals.delivered,
+        counter.arrivals.delivered,
         log,
         bound,
         kv_blocks=[instance.kv.total_blocks for instance in instances],
         idles=bool(getattr(policy, "idles", False)) or isinstance(getattr(policy, "consult", None), Polling),
         seed=seed,
-        after_horizon=len(requests) - len(count.arrivals.delivered),
+        after_horizon=len(requests) - len(counter.arrivals.delivered),
         warmup_s=warmup_s,
         cooldown_s=cooldown_s,
         simulation_wall_s=perf_counter() - began_s,
@@ -141,13 +143,16 @@ def _collector_at_rest() -> Iterator[None]:
             gc.enable()
 
 
-def _run(env: simpy.Environment, horizon_s: float) -> int:
-    """Steps through all events up to the horizon; returns how many there were."""
-    events = 0
-    while (next_s := env.peek()) <= horizon_s and next_s != math.inf:
-        env.step()
-        events += 1
-    return events
+def _run(env: simpy.Environment, horizon_s: float, log: Log) -> None:
+    """Steps through all events up to the horizon and counts them; now and then packs the log."""
+    ends = horizon_s < math.inf
+    with suppress(simpy.core.EmptySchedule):
+        for log.events in count():
+            if ends and env.peek() > horizon_s:
+                break
+            env.step()
+            if not log.events % PACK_EVERY:
+                log.pack()
 
 
 def _check_run(policy: Policy, seed: int, horizon_s: float, warmup_s: float, cooldown_s: float) -> None:
