@@ -1,7 +1,7 @@
 PYTHON ?= python
 
 .DEFAULT_GOAL := help
-.PHONY: help lint format test check check-all wheel profile validate
+.PHONY: help lint format test regress check check-all wheel profile validate
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,10 +18,14 @@ format: ## format the code, and mend what ruff can mend
 test: ## the tests that are not slow
 	$(PYTHON) -m pytest
 
+regress: ## compare every shipped policy's figures with tests/baseline.yaml (half a minute)
+	$(PYTHON) -m flowsim.regress --baseline tests/baseline.yaml
+
 check: lint test ## what has to pass before a commit: lint and test
 
-check-all: lint ## check, and everything slow: slow tests, the wheel
+check-all: lint ## check, and everything slow: slow tests, the baseline, the wheel
 	$(PYTHON) -m pytest -m "slow or not slow"
+	$(MAKE) regress
 	$(MAKE) wheel
 
 wheel: ## build the wheel and run it in a fresh virtual environment, from another folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,12 +117,26 @@ def _job(config: DictConfig) -> int:
     folder = Path(runtime.output_dir)
     OmegaConf.save(config, folder / "config.yaml", resolve=True)
     chosen = runtime.choices
-    title = f"{chosen['policy']} on {chosen['workload']}, {config.model} on {config.tp} x {config.gpu}"
+    title = f"{_systems(config, chosen)} on {chosen['workload']}, {config.model} on {_gpus(config)}"
     finished: int = task(setup, title=title, report=report, folder=folder, quiet=config.quiet)
     if finished:
         return 0
     print("flowsim: no request finished", file=sys.stderr)
     return 1 if config.fail_on_empty else 0
+
+
+def _systems(config: DictConfig, chosen: Mapping[str, str]) -> str:
+    """The policy that runs, or those of the pools that have their own."""
+    names = config.cluster.get("pools") or {}
+    own = [chosen.get(f"policy@cluster.pools.{name}.policy", chosen["policy"]) for name in names]
+    return " and ".join(dict.fromkeys(own)) or chosen["policy"]
+
+
+def _gpus(config: DictConfig) -> str:
+    """The GPUs of one instance of each pool."""
+    pools = list((config.cluster.get("pools") or {"": config.cluster}).values())
+    gpus = [f"{pool.get('tp') or config.tp} x {pool.get('gpu') or config.gpu}" for pool in pools]
+    return " and ".join(dict.fromkeys(gpus))
 
 
 def _help(config_dir: str | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,13 @@ Array = npt.NDArray[Any]
 SAME_S = 1e-7  # sums of many operator times over hours of simulated time differ by less
 
 
-def check_result(result: Result, latency: LatencyModel | None = None) -> None:
+def check_result(result: Result, latency: LatencyModel | Mapping[str, LatencyModel] | None = None) -> None:
     """Checks the laws of a run.
 
     Args:
         result: any run's result.
-        latency: the hardware it ran on; with it, segments are checked against timelines too.
+        latency: the hardware it ran on, or that of each pool by name; with it, segments are checked against
+            timelines too.
 
     Raises:
         AssertionError: the law broken, with both sides.
@@ -36,7 +37,8 @@ def check_result(result: Result, latency: LatencyModel | None = None) -> None:
     _check_preemptions(result)
     _check_kv(result)
     if latency is not None:
-        _check_timelines(result, latency)
+        for name, pool in result.run["pools"].items():
+            _check_timelines(result, pool, latency if isinstance(latency, LatencyModel) else latency[name])
 
 
 def _hold(law: str, holds: Array | bool, left: Any, right: Any) -> None:
@@ -88,13 +90,13 @@ def _check_tokens(result: Result) -> None:
 def _check_gpus(result: Result) -> None:
     """A GPU runs one segment at a time, and does not idle while it has work that it could do."""
     requests, segments = result.tables["requests"], result.tables["segments"]
-    for instance in range(result.run["instances"]):
+    for instance, idles in _instances(result, "idles"):
         rows = segments["instance"] == instance
         begin_s = (segments["start_s"] - segments["switch_s"])[rows]
         end_s = (segments["end_s"] + segments["barrier_s"])[rows]
         _hold("4 a segment ends after it begins", begin_s <= end_s + SAME_S, begin_s, end_s)
         _hold("4 one GPU never runs two segments", end_s[:-1] <= begin_s[1:] + SAME_S, end_s[:-1], begin_s[1:])
-        if result.run["idles"]:
+        if idles:
             continue
         gaps = np.flatnonzero(begin_s[1:] > end_s[:-1] + SAME_S)
         gap_begin_s, gap_end_s = end_s[:-1][gaps], begin_s[1:][gaps]
@@ -106,6 +108,14 @@ def _check_gpus(result: Result) -> None:
         waited_s = earliest_s[np.searchsorted(start_s, gap_end_s - SAME_S)]
         _hold("5 never idle while a job waits that fits", waited_s >= gap_end_s - SAME_S, gap_begin_s, waited_s)
         _check_suspended(segments, rows, gap_begin_s)
+
+
+def _instances(result: Result, key: str) -> Iterator[tuple[int, Any]]:
+    """Every instance, with a figure of its pool."""
+    for pool in result.run["pools"].values():
+        first, last = pool["instances"]
+        for instance in range(first, last + 1):
+            yield instance, pool[key]
 
 
 def _check_suspended(segments: Columns, rows: Array, gap_begin_s: Array) -> None:
@@ -151,13 +161,13 @@ def _check_kv(result: Result) -> None:
             _hold("7 all blocks come back", bool(free[-1] == total and suspended[-1] == 0), int(free[-1]), total)
 
 
-def _check_timelines(result: Result, latency: LatencyModel) -> None:
-    """Segments lie end to end on their batch's timeline, and pause only where the policy may stop."""
-    stops = Stops(result.run["stops"])
-    bound = latency.bound(pass_tokens=result.run["pass_tokens"], stops=stops)
-    timelines = _timelines(result.tables["batches"], bound)
+def _check_timelines(result: Result, pool: Mapping[str, Any], latency: LatencyModel) -> None:
+    """A pool's segments lie end to end on their batch's timeline, and pause only where its policy may stop."""
+    stops = Stops(pool["stops"])
+    bound = latency.bound(pass_tokens=pool["pass_tokens"], stops=stops)
+    timelines = _timelines(_of_pool(result.tables["batches"], pool), bound)
     reached: dict[int, tuple[int, float]] = {}
-    table = result.tables["segments"]
+    table = _of_pool(result.tables["segments"], pool)
     columns = ("batch", "start_s", "end_s", "first_op", "last_op", "ended")
     for number, start_s, end_s, first, last, ended in zip(*(table[name].tolist() for name in columns), strict=True):
         timeline = timelines[number]
@@ -184,6 +194,13 @@ def _check_timelines(result: Result, latency: LatencyModel) -> None:
             to_s - at[1],
         )
         reached[number] = (last, to_s)
+
+
+def _of_pool(table: Columns, pool: Mapping[str, Any]) -> Columns:
+    """The rows of a pool's instances."""
+    first, last = pool["instances"]
+    rows = (table["instance"] >= first) & (table["instance"] <= last)
+    return {name: cells[rows] for name, cells in table.items()}
 
 
 def _timelines(batches: Columns, latency: LatencyModel) -> Mapping[int, Timeline]:

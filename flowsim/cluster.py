@@ -1,143 +1,230 @@
-"""Instances behind a router, fed with a workload. Knows SimPy; knows no policy by name."""
+"""The running cluster: instances in their pools, and the proxy that sends requests to them.
+
+Knows SimPy; knows no policy and no router by name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+import copy
+import math
+import random
+from collections.abc import Callable
+from statistics import NormalDist
+from typing import Any
 
+import numpy as np
 import simpy
 
 from flowsim.core import Request
 from flowsim.instance import Instance
+from flowsim.kv import KVPool, pool_blocks
+from flowsim.latency import LatencyModel, Predictor
+from flowsim.log import Log
+from flowsim.policy import Policy, Polling
+from flowsim.pool import Cluster, Pool
+from flowsim.router import Router, Server
+from flowsim.view import InstanceView
 
-__all__ = ["Arrivals", "PrefillOnly", "RoundRobin", "Router", "Source", "SourceArrivals"]
-
-
-MOST_INSTANCES = 10_000
-
-
-class Router(Protocol):
-    """Which instance takes a request."""
-
-    def route(self, request: Request, instances: Sequence[Instance]) -> Instance: ...
+__all__ = ["Fleet", "Proxied"]
 
 
-class RoundRobin:
-    """Each instance in turn."""
+class Proxied:
+    """An instance as the proxy knows it: a `flowsim.router.Server`, and the way in."""
 
-    def __init__(self) -> None:
-        self._turn = 0
+    __slots__ = (
+        "_env",
+        "_instance",
+        "_predictor",
+        "_promised_s",
+        "_without_token",
+        "index",
+        "pool",
+        "requests",
+        "view",
+    )
 
-    def route(self, request: Request, instances: Sequence[Instance]) -> Instance:
-        instance = instances[self._turn % len(instances)]
-        self._turn += 1
-        return instance
+    def __init__(self, env: simpy.Environment, index: int, pool: str, predictor: Predictor) -> None:
+        self._env = env
+        self._predictor = predictor
+        self._promised_s = 0.0  # predicted seconds of all prompts sent here that have no first token
+        self._without_token = 0
+        self.index = index
+        self.pool = pool
+        self.requests = 0
+        self._instance: Instance
+        self.view: InstanceView
+
+    def stands_for(self, instance: Instance) -> None:
+        """Names the instance; it needs the proxy's callbacks to be made."""
+        self._instance = instance
+        self.view = instance.view
+
+    def submit(self, request: Request) -> None:
+        """Sends a request there."""
+        self.requests += 1
+        self._without_token += 1
+        self._promised_s += self._predictor.alone_s(request.prompt_tokens)
+        self._instance.submit(request)
+
+    def ended(self, request: Request) -> None:
+        """A request ends: with its first token, or rejected."""
+        self.requests -= 1
+        self._without_token -= 1
+        self._promised_s -= self._predictor.alone_s(request.prompt_tokens)
+        if not self._without_token:
+            self._promised_s = 0.0  # sums of floats leave a rest
+
+    def outstanding_s(self) -> float:
+        """Predicted seconds of prefill sent here and not done (see `flowsim.router.Server`)."""
+        view, had_s = self.view, 0.0
+        if view.running is not None:
+            running = view.running
+            had_s = min(running.done_s + max(0.0, self._env.now - running.since_s), running.predicted_s)
+        for batch in view.suspended:
+            had_s += batch.done_s
+        return max(0.0, self._promised_s - had_s)
+
+    def predicted_s(self, prompt_tokens: int) -> float:
+        """Predicted seconds of one prompt alone here, to its first token."""
+        return self._predictor.alone_s(prompt_tokens)
+
+    def __repr__(self) -> str:
+        return f"instance {self.index} of {self.pool}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillOnly:
-    """A pool of prefill instances; a request ends with its first token.
+class Fleet:
+    """The instances of all pools, behind one router.
 
-    `kv_blocks` per instance (None: what GPU memory leaves beside the weights at `gpu_memory_fraction`) of
-    `block_tokens` tokens; at most `max_batches` batches running and suspended on an instance; a batch longer
-    than `pass_tokens` runs as several passes. `jitter_sigma` spreads the speed of each rank, drawn anew for each
-    batch as exp(sigma z) with z standard normal; a group takes what its slowest rank takes.
+    Args:
+        env: the simulation's clock.
+        cluster: the pools.
+        router: decides which instance takes a request; a copy of it, so that each run starts alike.
+        policy: of pools without their own.
+        latency: the run's hardware, of pools without their own.
+        predictor: makes what policies and router believe of a pool's hardware.
+        log: where everything is written.
+        seed: of the ranks' jitter.
+        ended: called with each request and the second at which it ended.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: a pool whose model does not fit its GPUs, or which the router names and nobody has.
     """
 
-    instances: int = 1
-    kv_blocks: int | None = None
-    block_tokens: int = 16
-    gpu_memory_fraction: float = 0.9
-    max_batches: int = 128
-    pass_tokens: int = 8192
-    jitter_sigma: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("instances", "kv_blocks", "block_tokens", "max_batches", "pass_tokens"):
-            value = getattr(self, name)
-            if (value is not None or name != "kv_blocks") and not (isinstance(value, int) and value >= 1):
-                raise ValueError(f"cluster.{name} is {value!r}; it must be a whole number, at least 1")
-        if self.instances > MOST_INSTANCES:
-            raise ValueError(f"cluster.instances is {self.instances}; at most {MOST_INSTANCES} are simulated at once")
-        if not 0.0 < self.gpu_memory_fraction <= 1.0:
-            raise ValueError(f"cluster.gpu_memory_fraction is {self.gpu_memory_fraction}; it must be within 0..1")
-        if not 0.0 <= self.jitter_sigma <= 1.0:
-            raise ValueError(f"cluster.jitter_sigma is {self.jitter_sigma}; it must be within 0..1")
-
-
-class Source(Protocol):
-    """A workload whose arrivals depend on the run, such as users who wait for an answer before they ask again."""
-
-    def __len__(self) -> int:
-        """How many requests there will be in all."""
-        ...
-
-    def first(self) -> Sequence[Request]:
-        """The requests that depend on nothing."""
-        ...
-
-    def after(self, request: Request, finish_s: float) -> Request | None:
-        """The one that follows when a request ends at `finish_s`, arriving no earlier; None for none."""
-        ...
-
-
-class Arrivals:
-    """Delivers a list of requests at their arrival times; each arrival schedules the next, so that the event queue
-    stays small. `delivered` are those that have arrived, in order."""
-
-    def __init__(self, env: simpy.Environment, requests: Sequence[Request], deliver: Callable[[Request], None]) -> None:
-        self.delivered: list[Request] = []
+    def __init__(
+        self,
+        env: simpy.Environment,
+        cluster: Cluster,
+        *,
+        router: Router,
+        policy: Policy,
+        latency: LatencyModel,
+        predictor: Callable[[LatencyModel], Predictor],
+        log: Log,
+        seed: int,
+        ended: Callable[[Request, float], None],
+    ) -> None:
+        self.instances: list[Instance] = []
+        self.servers: list[Proxied] = []
+        self.hardware: dict[str, LatencyModel] = {}  # of each pool, bound to its passes and stops
+        self.pools: dict[str, dict[str, Any]] = {}  # as `run.json` has them
         self._env = env
-        self._rest: Iterator[Request] = iter(requests)
-        self._deliver = deliver
-        self._next: Request | None = None
-        self._schedule()
+        self._log = log
+        self._seed = seed
+        self._ended = ended
+        self._router = copy.deepcopy(router)
+        for name, pool in cluster.pools.items():
+            own = pool.policy or policy
+            hardware = pool.hardware(latency).bound(pass_tokens=pool.pass_tokens, stops=own.stops)
+            self.hardware[name] = hardware
+            self.pools[name] = described(len(self.instances), pool, own, hardware)
+            self._build(name, pool, own, hardware, predictor)
+        check = getattr(router, "check_pools", None)
+        if check is not None:
+            check(list(cluster.pools))
 
-    def ended(self, request: Request, finish_s: float) -> None:
-        """Nothing follows from the end of a request."""
+    def _build(
+        self,
+        name: str,
+        pool: Pool,
+        policy: Policy,
+        latency: LatencyModel,
+        predictor: Callable[[LatencyModel], Predictor],
+    ) -> None:
+        first = len(self.instances)
+        for index in range(first, first + pool.instances):
+            believed = predictor(latency)
+            server = Proxied(self._env, index, name, believed)
+            instance = Instance(
+                self._env,
+                index,
+                policy=policy,
+                latency=latency,
+                predictor=believed,
+                kv=kv_pool(pool, latency),
+                log=self._log,
+                max_batches=pool.max_batches,
+                slowest=slowest_rank(pool.jitter_sigma, latency.tp, self._seed, index),
+                ended=self._leaving(server),
+            )
+            server.stands_for(instance)
+            self.servers.append(server)
+            self.instances.append(instance)
 
-    def _schedule(self) -> None:
-        self._next = next(self._rest, None)
-        if self._next is not None:
-            timer = simpy.Timeout(self._env, max(0.0, self._next.arrival_s - self._env.now))
-            timer.callbacks.append(self._arrive)
+    def _leaving(self, server: Proxied) -> Callable[[Request, float], None]:
+        def ended(request: Request, finish_s: float) -> None:
+            server.ended(request)
+            self._ended(request, finish_s)
 
-    def _arrive(self, _event: simpy.Event) -> None:
-        request = self._next
-        assert request is not None
-        self._schedule()  # first, so that the instance knows whether more arrives at this instant
-        self.delivered.append(request)
-        self._deliver(request)
+        return ended
+
+    def choose(self, request: Request) -> Proxied:
+        """The server that the router sends a request to.
+
+        Raises:
+            ValueError: the router answered something else than one of the servers.
+        """
+        server: Server = self._router.route(request, self.servers)
+        if not isinstance(server, Proxied):
+            name = type(self._router).__name__
+            raise ValueError(f"{name}.route answered {server!r:.60}; it must be one of the servers that it was given")
+        return server
 
 
-class SourceArrivals:
-    """Delivers what a source asks for; a request gets its id, its place among all, when it arrives."""
+def described(first: int, pool: Pool, policy: Policy, latency: LatencyModel) -> dict[str, Any]:
+    """A pool as `run.json` has it; its instances are numbered from `first`."""
+    return {
+        "instances": [first, first + pool.instances - 1],
+        "gpu": latency.profile.gpu,
+        "tp": latency.tp,
+        "stops": latency.stops.value,
+        "pass_tokens": latency.pass_tokens,
+        "request_s": latency.profile.request_s,
+        "idles": bool(getattr(policy, "idles", False)) or isinstance(getattr(policy, "consult", None), Polling),
+    }
 
-    def __init__(self, env: simpy.Environment, source: Source, deliver: Callable[[Request], None]) -> None:
-        self.delivered: list[Request] = []
-        self._env = env
-        self._source = source
-        self._deliver = deliver
-        self._asked: list[Request] = []  # by id, as the source made them
-        for request in source.first():
-            self._schedule(request)
 
-    def ended(self, request: Request, finish_s: float) -> None:
-        """The end of a request may bring another."""
-        following = self._source.after(self._asked[request.id], finish_s)
-        if following is not None:
-            self._schedule(following)
+def kv_pool(pool: Pool, latency: LatencyModel) -> KVPool:
+    """The KV blocks of one instance of a pool."""
+    profile = latency.profile
+    blocks = pool.kv_blocks or pool_blocks(
+        gpu_memory_bytes=profile.gpu_memory_bytes,
+        weights_bytes=profile.weights_bytes,
+        kv_bytes_per_token=profile.kv_bytes_per_token,
+        block_tokens=pool.block_tokens,
+        gpu_memory_fraction=pool.gpu_memory_fraction,
+        tp=latency.tp,
+    )
+    return KVPool(blocks, pool.block_tokens)
 
-    def _schedule(self, request: Request) -> None:
-        timer = simpy.Timeout(self._env, max(0.0, request.arrival_s - self._env.now))
-        timer.callbacks.append(lambda _event: self._arrive(request))
 
-    def _arrive(self, asked: Request) -> None:
-        request = replace(asked, id=len(self.delivered), arrival_s=self._env.now)
-        self._asked.append(asked)
-        self.delivered.append(request)
-        self._deliver(request)
+def slowest_rank(sigma: float, ranks: int, seed: int, instance: int) -> Callable[[], float]:
+    """Draws the largest of `ranks` factors exp(sigma z), z standard normal, in closed form.
+
+    The largest of r draws is below x with probability F(x) ** r, so one uniform number u gives it: z is the
+    normal quantile of u ** (1 / r). Each instance has a stream of its own, apart from the workload's.
+    """
+    if sigma == 0.0:
+        return lambda: 1.0
+    stream = random.Random(np.random.SeedSequence(seed, spawn_key=(1, instance)).generate_state(4).tobytes())
+    quantile = NormalDist().inv_cdf
+    return lambda: math.exp(sigma * quantile((1.0 - stream.random()) ** (1.0 / ranks) * (1.0 - 1e-12)))

@@ -31,14 +31,16 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from flowsim.cluster import PrefillOnly, Router, Source
 from flowsim.core import Request
 from flowsim.latency import LatencyModel, Predictor
 from flowsim.metrics import Result
 from flowsim.names import shipped, unknown
 from flowsim.policy import Policy
+from flowsim.pool import Cluster, Pool
 from flowsim.profile import load_profile
+from flowsim.router import Router
 from flowsim.sim import simulate
+from flowsim.source import Source
 
 __all__ = ["CONF", "ConfigError", "Setup", "build", "compose", "explain", "make", "normalised"]
 
@@ -97,7 +99,7 @@ class Setup:
     policy: Policy
     latency: LatencyModel
     predictor: Callable[[LatencyModel], Predictor]
-    cluster: PrefillOnly
+    cluster: Cluster | Pool
     router: Router
     seed: int
     strict: bool
@@ -105,8 +107,10 @@ class Setup:
     warmup_s: float
     cooldown_s: float
 
-    def run(self, progress: Callable[[int], None] | None = None) -> Result:
-        """Simulates it."""
+    def run(
+        self, progress: Callable[[int, float], None] | None = None, stop: Callable[[], bool] | None = None
+    ) -> Result:
+        """Simulates it; `progress` and `stop` as in `simulate`."""
         return simulate(
             self.requests,
             policy=self.policy,
@@ -120,6 +124,7 @@ class Setup:
             warmup_s=self.warmup_s,
             cooldown_s=self.cooldown_s,
             progress=progress,
+            stop=stop,
         )
 
 

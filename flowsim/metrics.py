@@ -53,19 +53,21 @@ class Result:
     def of(
         requests: Sequence[Request],
         log: Log,
-        latency: LatencyModel,
+        hardware: Mapping[str, LatencyModel],
         *,
+        pools: Mapping[str, Mapping[str, Any]],
         kv_blocks: Sequence[int],
-        idles: bool,
         seed: int,
         after_horizon: int,
         warmup_s: float,
         cooldown_s: float,
+        partial: bool,
         simulation_wall_s: float,
     ) -> Result:
-        """Builds the tables from the log of a run that has ended."""
+        """Builds the tables from the log of a run that has ended; `hardware` and `pools` are by the pool's name."""
+        latency, first = next(iter(hardware.values())), next(iter(pools.values()))
         tables = {
-            "requests": _requests(requests, log.requests, latency, warmup_s, cooldown_s),
+            "requests": _requests(requests, log.requests, hardware, pools, warmup_s, cooldown_s),
             "segments": _enums(_columns(log.segments), ended=[ended.value for ended in Ended]),
             "batches": _columns(log.batches),
             "preemptions": _columns(log.preemptions),
@@ -80,11 +82,13 @@ class Result:
             "pass_tokens": latency.pass_tokens,
             "instances": len(kv_blocks),
             "kv_blocks": list(kv_blocks),
-            "idles": idles,
+            "idles": first["idles"],
+            "pools": {name: dict(pool) for name, pool in pools.items()},
             "seed": seed,
             "after_horizon": after_horizon,
             "warmup_s": warmup_s,
             "cooldown_s": cooldown_s,
+            "partial": partial,
             "request_s": latency.profile.request_s,
             "decisions": log.decisions,
             "scheduler_wall_s": log.scheduler_wall_s,
@@ -162,7 +166,12 @@ class Result:
 
 
 def _requests(
-    requests: Sequence[Request], table: Table, latency: LatencyModel, warmup_s: float, cooldown_s: float
+    requests: Sequence[Request],
+    table: Table,
+    hardware: Mapping[str, LatencyModel],
+    pools: Mapping[str, Mapping[str, Any]],
+    warmup_s: float,
+    cooldown_s: float,
 ) -> Columns:
     """The request table: what was asked beside what the log says became of it."""
     n = len(requests)
@@ -176,9 +185,7 @@ def _requests(
     arrival_s = np.array([request.arrival_s for request in requests], dtype=np.float64)
     prompt_tokens = np.array([request.prompt_tokens for request in requests], dtype=np.int64)
     slo_s = np.array([request.ttft_slo_s for request in requests], dtype=np.float64)
-    lengths, place = np.unique(prompt_tokens, return_inverse=True)
-    isolated_s = np.array([latency.isolated_s(length) for length in lengths.tolist()], dtype=np.float64)[place]
-    beyond = np.array([bool(latency.extrapolated(length)) for length in lengths.tolist()], dtype=bool)[place]
+    isolated_s, beyond = _alone(prompt_tokens, from_log("prefill_instance"), hardware, pools)
     start_s, first_token_s = from_log("start_s"), from_log("first_token_s")
     ttft_s = first_token_s - arrival_s
     met = (ttft_s <= slo_s).astype(object)
@@ -215,6 +222,21 @@ def _requests(
         **_hashes(requests),
         "measured": (arrival_s >= warmup_s) & (arrival_s <= arrival_s.max(initial=0.0) - cooldown_s),
     }
+
+
+def _alone(
+    prompt_tokens: Array, instance: Array, hardware: Mapping[str, LatencyModel], pools: Mapping[str, Mapping[str, Any]]
+) -> tuple[Array, Array]:
+    """Of each request, its TTFT alone on an idle instance of the pool it was sent to, and whether it is longer than
+    that was measured for."""
+    isolated_s, beyond = np.full(len(prompt_tokens), math.nan), np.zeros(len(prompt_tokens), dtype=bool)
+    for name, latency in hardware.items():
+        first, last = pools[name]["instances"]
+        rows = (instance >= first) & (instance <= last)
+        lengths, place = np.unique(prompt_tokens[rows], return_inverse=True)
+        isolated_s[rows] = np.array([latency.isolated_s(length) for length in lengths.tolist()])[place]
+        beyond[rows] = np.array([bool(latency.extrapolated(length)) for length in lengths.tolist()], dtype=bool)[place]
+    return isolated_s, beyond
 
 
 def _hashes(requests: Sequence[Request]) -> Columns:

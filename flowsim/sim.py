@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import gc
 import math
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import count
-from statistics import NormalDist
 from time import perf_counter
 
-import numpy as np
 import simpy
 
-from flowsim.cluster import Arrivals, PrefillOnly, RoundRobin, Router, Source, SourceArrivals
+from flowsim.cluster import Fleet
 from flowsim.core import PolicyError, Request
-from flowsim.instance import Instance
-from flowsim.kv import KVPool, pool_blocks
 from flowsim.latency import Exact, LatencyModel, Predictor
 from flowsim.log import Log
 from flowsim.metrics import Result
-from flowsim.policy import Policy, Polling
+from flowsim.policy import Policy
+from flowsim.pool import Cluster, Pool
+from flowsim.router import RoundRobin, Router
+from flowsim.source import Arrivals, Source, SourceArrivals
 from flowsim.timeline import Stops
 
 __all__ = ["simulate"]
 
 LATEST_S = 1e7  # a float of seconds this large still tells nanoseconds apart
-PROGRESS_EVERY = 512  # requests between two calls of `progress`
-PACK_EVERY = 512  # events between two packings of the log
+WATCH_EVERY = 512  # events between two calls of `progress` and `stop`: milliseconds
 
 
 def simulate(
@@ -37,96 +33,99 @@ def simulate(
     policy: Policy,
     latency: LatencyModel,
     predictor: Callable[[LatencyModel], Predictor] = Exact,
-    cluster: PrefillOnly | None = None,
+    cluster: Cluster | Pool | None = None,
     router: Router | None = None,
     seed: int = 0,
     strict: bool = False,
     horizon_s: float = math.inf,
     warmup_s: float = 0.0,
     cooldown_s: float = 0.0,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, float], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Result:
     """Runs a workload to its end, or to a horizon, and returns what happened.
 
     Args:
         requests: in order of arrival, `id` being the position; or a source, such as a closed loop.
-        policy: one object with `stops` and `select`; every instance asks the same one.
-        latency: the hardware; `simulate` binds it to the cluster's pass size and the policy's stops.
-        predictor: makes the policy's belief about latencies from the bound model.
-        cluster: instances and their memory; one instance by default.
-        router: which instance takes a request; round robin by default.
+        policy: one object with `stops` and `select`; every instance asks the same one, but those of pools that have
+            their own.
+        latency: the hardware of pools without their own; `simulate` binds it to a pool's pass size and its policy's
+            stops.
+        predictor: makes the policy's and the router's belief about latencies from the bound model.
+        cluster: pools of instances and their memory, or one pool on its own; one instance by default.
+        router: which instance takes a request; round robin by default. The run uses a copy.
         seed: of the run's own random streams; the workload has its own.
         strict: refuse prompts that drive an operator beyond the range it was measured in.
         horizon_s: stop the clock at this second. Requests that have arrived by then and not finished are
             `unfinished`, and missed; those that would arrive later are no part of the result.
         warmup_s, cooldown_s: requests that arrive in the first or last so many seconds of the arrivals run like all
             others, and are left out of the summary's figures on requests (`measured` is False).
-        progress: called now and then with the number of requests that have ended.
+        progress: called now and then with the number of requests that have ended, and the simulated second.
+        stop: asked as often; True ends the run there and then, as a horizon would. `run["partial"]` of its result is
+            True.
 
     Raises:
         ValueError: requests out of order, or with `strict` one beyond the profile's measured range.
         PolicyError: an answer of the policy that the contract of `select` forbids.
     """
-    cluster = cluster or PrefillOnly()
-    router = router or RoundRobin()
-    _check_run(policy, seed, horizon_s, warmup_s, cooldown_s)
-    bound = latency.bound(pass_tokens=cluster.pass_tokens, stops=policy.stops)
+    cluster = Cluster.of(cluster or Pool())
+    for one in (policy, *(pool.policy or policy for pool in cluster.pools.values())):
+        _check_policy(one)
+    _check_run(seed, horizon_s, warmup_s, cooldown_s)
     if not isinstance(requests, Sequence) and not hasattr(requests, "after"):
         raise ValueError(f"requests is a {type(requests).__name__}; it must be a list of requests, or a source")
     if isinstance(requests, Sequence):
         _check_requests(requests)
-        if strict:
-            for request in requests:
-                _check_range(request, bound)
     began_s = perf_counter()
     env, log = simpy.Environment(), Log()
-    counter = _Count(progress)
-    instances = [
-        Instance(
-            env,
-            index,
-            policy=policy,
-            latency=bound,
-            predictor=predictor(bound),
-            kv=_pool(cluster, bound),
-            log=log,
-            max_batches=cluster.max_batches,
-            slowest=slowest_rank(cluster.jitter_sigma, bound.tp, seed, index),
-            ended=counter.ended,
-        )
-        for index in range(cluster.instances)
-    ]
+    count = _Count()
+    fleet = Fleet(
+        env,
+        cluster,
+        router=router or RoundRobin(),
+        policy=policy,
+        latency=latency,
+        predictor=predictor,
+        log=log,
+        seed=seed,
+        ended=count.ended,
+    )
 
     def deliver(request: Request) -> None:
         if request.arrival_s > LATEST_S:
             raise ValueError(
                 f"request {request.id} arrives at {request.arrival_s:g} s; the clock ends at {LATEST_S:g} s"
             )
+        server = fleet.choose(request)
         if strict:
-            _check_range(request, bound)
-        router.route(request, instances).submit(request)
+            _check_range(request, fleet.hardware[server.pool])
+        server.submit(request)
 
     if isinstance(requests, Sequence):
-        counter.arrivals = Arrivals(env, requests, deliver)
+        if strict and len(fleet.hardware) == 1:  # before anything runs
+            for request in requests:
+                _check_range(request, *fleet.hardware.values())
+        count.arrivals = Arrivals(env, requests, deliver)
     else:
-        counter.arrivals = SourceArrivals(env, requests, deliver)
+        count.arrivals = SourceArrivals(env, requests, deliver)
     with _collector_at_rest():
-        _run(env, horizon_s, log)
-    for instance in instances:
+        log.events = _run(env, horizon_s, lambda: _watched(count, env, log, progress, stop))
+    for instance in fleet.instances:
         instance.close(min(horizon_s, env.now), drained=env.peek() == math.inf)
-    if len(log.requests) != len(counter.arrivals.delivered):
-        lost = len(counter.arrivals.delivered) - len(log.requests)
+    if len(log.requests) != len(count.arrivals.delivered):
+        lost = len(count.arrivals.delivered) - len(log.requests)
         raise PolicyError(f"{lost} requests were lost: {policy!r} must not change the view that it is given")
     return Result.of(
-        counter.arrivals.delivered,
+        count.arrivals.delivered,
         log,
-        bound,
-        kv_blocks=[instance.kv.total_blocks for instance in instances],
-        idles=bool(getattr(policy, "idles", False)) or isinstance(getattr(policy, "consult", None), Polling),
+        fleet.hardware,
+        pools=fleet.pools,
+        kv_blocks=[instance.kv.total_blocks for instance in fleet.instances],
         seed=seed,
-        after_horizon=len(requests) - len(counter.arrivals.delivered),
+        after_horizon=len(requests) - len(count.arrivals.delivered),
         warmup_s=warmup_s,
         cooldown_s=cooldown_s,
+        partial=count.count < len(requests) and math.inf > env.peek() <= horizon_s,
         simulation_wall_s=perf_counter() - began_s,
     )
 
@@ -143,22 +142,40 @@ def _collector_at_rest() -> Iterator[None]:
             gc.enable()
 
 
-def _run(env: simpy.Environment, horizon_s: float, log: Log) -> None:
-    """Steps through all events up to the horizon and counts them; now and then packs the log."""
+def _run(env: simpy.Environment, horizon_s: float, enough: Callable[[], bool]) -> int:
+    """Steps through all events up to the horizon, or until that is `enough`; returns how many there were."""
     ends = horizon_s < math.inf
+    events = 0
     with suppress(simpy.core.EmptySchedule):
-        for log.events in count():
-            if ends and env.peek() > horizon_s:
-                break
+        while not (ends and env.peek() > horizon_s):
             env.step()
-            if not log.events % PACK_EVERY:
-                log.pack()
+            events += 1
+            if not events % WATCH_EVERY and enough():
+                break
+    return events
 
 
-def _check_run(policy: Policy, seed: int, horizon_s: float, warmup_s: float, cooldown_s: float) -> None:
+def _watched(
+    count: _Count,
+    env: simpy.Environment,
+    log: Log,
+    progress: Callable[[int, float], None] | None,
+    stop: Callable[[], bool] | None,
+) -> bool:
+    """Packs the log and tells how far the run is; answers whether it is to stop."""
+    log.pack()
+    if progress is not None:
+        progress(count.count, env.now)
+    return stop is not None and stop()
+
+
+def _check_policy(policy: Policy) -> None:
     if not isinstance(getattr(policy, "stops", None), Stops) or not callable(getattr(policy, "select", None)):
         hint = "; for a shipped one: flowsim.config.build(compose(['policy=NAME'])).policy" * isinstance(policy, str)
         raise ValueError(f"{policy!r:.80} is no policy: it needs `stops`, a member of Stops, and `select(view)`{hint}")
+
+
+def _check_run(seed: int, horizon_s: float, warmup_s: float, cooldown_s: float) -> None:
     if not isinstance(seed, int) or seed < 0:
         raise ValueError(f"seed is {seed!r}; it must be a whole number of at least 0")
     if not horizon_s > 0.0:
@@ -168,46 +185,17 @@ def _check_run(policy: Policy, seed: int, horizon_s: float, warmup_s: float, coo
             raise ValueError(f"{name} is {value}; it must be finite and at least 0")
 
 
-def slowest_rank(sigma: float, ranks: int, seed: int, instance: int) -> Callable[[], float]:
-    """Draws the largest of `ranks` factors exp(sigma z), z standard normal, in closed form.
-
-    The largest of r draws is below x with probability F(x) ** r, so one uniform number u gives it: z is the
-    normal quantile of u ** (1 / r). Each instance has a stream of its own, apart from the workload's.
-    """
-    if sigma == 0.0:
-        return lambda: 1.0
-    stream = random.Random(np.random.SeedSequence(seed, spawn_key=(1, instance)).generate_state(4).tobytes())
-    quantile = NormalDist().inv_cdf
-    return lambda: math.exp(sigma * quantile((1.0 - stream.random()) ** (1.0 / ranks) * (1.0 - 1e-12)))
-
-
 class _Count:
-    """Counts requests that have ended, tells `progress` every so often, and the arrivals each time."""
+    """Counts requests that have ended, and tells the arrivals each time."""
 
     arrivals: Arrivals | SourceArrivals
 
-    def __init__(self, progress: Callable[[int], None] | None) -> None:
+    def __init__(self) -> None:
         self.count = 0
-        self.progress = progress
 
     def ended(self, request: Request, finish_s: float) -> None:
         self.count += 1
-        if self.progress is not None and self.count % PROGRESS_EVERY == 0:
-            self.progress(self.count)
         self.arrivals.ended(request, finish_s)
-
-
-def _pool(cluster: PrefillOnly, latency: LatencyModel) -> KVPool:
-    profile = latency.profile
-    blocks = cluster.kv_blocks or pool_blocks(
-        gpu_memory_bytes=profile.gpu_memory_bytes,
-        weights_bytes=profile.weights_bytes,
-        kv_bytes_per_token=profile.kv_bytes_per_token,
-        block_tokens=cluster.block_tokens,
-        gpu_memory_fraction=cluster.gpu_memory_fraction,
-        tp=latency.tp,
-    )
-    return KVPool(blocks, cluster.block_tokens)
 
 
 def _check_requests(requests: Sequence[Request]) -> None:

@@ -27,11 +27,12 @@ def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str
     busy_s = float(_busy_s(segments).sum())
     simulated_s = _last(everyone["finish_s"], segments["end_s"])
     rate_rps = arrival_rate(everyone["arrival_s"])
-    gpu_s = everyone["isolated_s"] - run["request_s"]
+    gpu_s = everyone["isolated_s"] - _request_s(everyone, run)
     return {
         "requests": n,
         "measured": int(everyone["measured"].sum()),
         "left_out": _left_out(everyone, run),
+        "partial": run.get("partial", False),
         "rate_rps": rate_rps,
         "offered_load": rate_rps * float(gpu_s.mean()) / run["instances"] if rate_rps is not None else None,
         "attainment": attainment(requests),
@@ -43,9 +44,10 @@ def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str
         "suspended_s": statistics(requests["suspended_s"], largest=True),
         "preemptions": _preemptions(tables["preemptions"], n),
         "batches": _batches(tables["batches"]),
-        "gpus": run["instances"] * run["tp"],
+        "gpus": sum(_gpus(pool) for pool in run["pools"].values()),
         "utilisation": busy_s / (run["instances"] * simulated_s) if simulated_s else 0.0,
         "utilisation_by_instance": _utilisation(segments, run["instances"], simulated_s),
+        "pools": {name: _pool(pool, requests, segments, simulated_s) for name, pool in run["pools"].items()},
         "scheduler": {
             "decisions": run["decisions"],
             "wall_s": run["scheduler_wall_s"],
@@ -83,6 +85,42 @@ def statistics(values_s: Array, *, largest: bool = False) -> dict[str, float | N
         return dict.fromkeys(names)
     figures = [values_s.mean(), *np.percentile(values_s, [50, 90, 99])] + [values_s.max()] * largest
     return dict(zip(names, map(float, figures), strict=True))
+
+
+def _pool(pool: Mapping[str, Any], requests: Columns, segments: Columns, simulated_s: float) -> dict[str, Any]:
+    """A pool's own figures: of the requests that were sent to it, and of its GPUs."""
+    (first, last), rows = pool["instances"], _sent_to(pool, requests)
+    busy_s = _busy_s(segments)[(segments["instance"] >= first) & (segments["instance"] <= last)]
+    return {
+        "instances": last - first + 1,
+        "gpus": _gpus(pool),
+        "gpu": pool["gpu"],
+        "requests": int(rows.sum()),
+        "attainment": attainment(requests, rows),
+        "utilisation": float(busy_s.sum()) / (last - first + 1) / simulated_s if simulated_s else 0.0,
+    }
+
+
+def _gpus(pool: Mapping[str, Any]) -> int:
+    first, last = pool["instances"]
+    gpus: int = (last - first + 1) * pool["tp"]
+    return gpus
+
+
+def _sent_to(pool: Mapping[str, Any], requests: Columns) -> Array:
+    """Which requests a pool was sent."""
+    first, last = pool["instances"]
+    instance = np.array([-1 if one is None else one for one in requests["prefill_instance"].tolist()], dtype=np.int64)
+    rows: Array = (instance >= first) & (instance <= last)
+    return rows
+
+
+def _request_s(requests: Columns, run: Mapping[str, Any]) -> Array:
+    """What `request_s` was of each request's TTFT."""
+    seconds = np.full(len(requests["id"]), run["request_s"])
+    for pool in run["pools"].values():
+        seconds[_sent_to(pool, requests)] = pool["request_s"]
+    return seconds
 
 
 def _left_out(requests: Columns, run: Mapping[str, Any]) -> dict[str, int]:

@@ -10,32 +10,57 @@ from rich.console import Console
 
 from flowsim.config import Setup
 from flowsim.core import Outcome
+from flowsim.metrics import Result
 from flowsim.report.plots import NoReport, Plots, draw_workload
-from flowsim.report.terminal import RunProgress, class_table
+from flowsim.report.terminal import RunProgress, class_table, interruptible
 from flowsim.workload import describe, write_trace
 
-__all__ = ["Export", "Simulate"]
+__all__ = ["Export", "Simulate", "finished", "simulated"]
 
 
 class Simulate:
     """`task=simulate`: one run, its result files, its report, and a table."""
 
     def __call__(self, setup: Setup, *, title: str, report: Plots | NoReport, folder: Path, quiet: bool) -> int:
-        """Runs it; returns how many requests finished."""
+        """Runs it; returns how many requests finished.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed; what the run did until then is written, and marked as partial.
+        """
+        return finished(simulated(setup, title=title, report=report, folder=folder, quiet=quiet))
+
+
+def simulated(setup: Setup, *, title: str, report: Plots | NoReport, folder: Path, quiet: bool) -> Result:
+    """One run, its files and its report written, its table shown.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed; what the run did until then is written, and marked as partial.
+    """
+    with interruptible() as stop:
         if quiet:
-            result = setup.run()
+            result = setup.run(stop=stop)
         else:
             with RunProgress(len(setup.requests)) as progress:
-                result = setup.run(progress)
-        result.save(folder)
-        report.write(result, folder, title)
-        if not quiet:
-            console = Console(markup=False)
-            console.print(class_table(result, title))
-            for line in notes(result.summary()):
-                console.print(line, highlight=False)
-            console.print(f"results in {folder}", highlight=False, soft_wrap=True)
-        return int((result.tables["requests"]["outcome"] == Outcome.FINISHED.value).sum())
+                result = setup.run(progress, stop)
+    partial = result.run["partial"]
+    if partial:
+        title += f" (partial: stopped at {result.summary()['simulated_s']:.1f} s)"
+    result.save(folder)
+    report.write(result, folder, title)
+    if not quiet:
+        console = Console(markup=False)
+        console.print(class_table(result, title))
+        for line in notes(result.summary()):
+            console.print(line, highlight=False)
+        console.print(f"{'partial ' * partial}results in {folder}", highlight=False, soft_wrap=True)
+    if partial:
+        raise KeyboardInterrupt
+    return result
+
+
+def finished(result: Result) -> int:
+    """How many requests finished."""
+    return int((result.tables["requests"]["outcome"] == Outcome.FINISHED.value).sum())
 
 
 class Export:
@@ -54,6 +79,16 @@ class Export:
         return len(setup.requests)
 
 
+def pool_notes(pools: dict[str, Any]) -> list[str]:
+    """A line for each pool, where there is more than one."""
+    lines = []
+    for name, pool in pools.items():
+        attained = "" if pool["attainment"] is None else f", attained {pool['attainment']:.2%}"
+        gpus = f"{pool['instances']} x {pool['gpus'] // pool['instances']} {pool['gpu']}"
+        lines.append(f"{name}: {gpus}, {pool['requests']} requests{attained}, utilisation {pool['utilisation']:.1%}")
+    return lines if len(pools) > 1 else []
+
+
 def notes(figures: dict[str, Any]) -> list[str]:
     """The run's other figures in a few lines, the ones to be warned about among them."""
     preemptions, batches = figures["preemptions"], figures["batches"]
@@ -64,6 +99,7 @@ def notes(figures: dict[str, Any]) -> list[str]:
         f"offered load {load}, utilisation {figures['utilisation']:.1%}",
         f"preemptions: {preemptions['count']}{blocking}, batches of two or more: {batches['multi']}",
     ]
+    lines += pool_notes(figures["pools"])
     if not figures["measured"]:
         lines.append("no request is left to measure: warmup_s and cooldown_s leave out all of them")
     warnings = {
@@ -72,7 +108,7 @@ def notes(figures: dict[str, Any]) -> list[str]:
         "unfinished": "did not finish",
         "extrapolated": "are longer than the profile was measured for",
     }
-    kinds = {"warmup": "in the warm-up", "cooldown": "in the cool-down", "after_horizon": "after the horizon"}
+    kinds = {"warmup": "in the warm-up", "cooldown": "in the cool-down", "after_horizon": "after the clock stopped"}
     left_out = [f"{count} {kinds[name]}" for name, count in figures["left_out"].items() if count]
     if left_out:
         lines.append("arrivals left out: " + ", ".join(left_out))

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 from flowsim.check import check_result
-from flowsim.cluster import PrefillOnly
 from flowsim.contract import answer_breach, batch_breach, idle_breach
 from flowsim.core import Batch, Job, Part, Request
 from flowsim.kv import KVPool
 from flowsim.latency import Exact, LatencyModel
 from flowsim.policy import Policy
+from flowsim.pool import PrefillOnly
 from flowsim.profile import Attention, Dense, Profile, load_profile
 from flowsim.sim import simulate
 from flowsim.timeline import Stops

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import flowsim
+from flowsim.check import check_result
 from flowsim.config import ConfigError, build, compose
 
 IMPORTED_FROM = str(Path(flowsim.__file__).parents[1])
@@ -23,6 +26,7 @@ SUMMARY_KEYS = {
     "ttft_s_by_class", "preemptions", "batches", "utilisation", "scheduler", "rejected", "unfinished",
     "simulated_s", "simulation_wall_s", "events_per_request", "extrapolated", "measured", "left_out", "gpus",
     "rejected_by_reason", "utilisation_by_instance", "suspended_s", "longest_wait_s_by_class",
+    "partial", "pools",
 }  # fmt: skip
 
 
@@ -123,6 +127,30 @@ def test_a_run_in_which_no_request_finishes_exits_with_1_unless_told_not_to(tmp_
         assert set(summary) == SUMMARY_KEYS
         assert (summary["rejected"], summary["attainment"]) == (200, 0.0)
         assert summary["ttft_s"] == dict.fromkeys(STATISTICS)
+
+
+def test_ctrl_c_ends_the_simulation_and_what_it_has_is_written_and_marked_as_partial(tmp_path):
+    command = [sys.executable, "-m", "flowsim", "workload.num_requests=300000", "report=none", "hydra.run.dir=out"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": IMPORTED_FROM}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    waited = 0
+    while not (tmp_path / "out/config.yaml").exists() and waited < 600:
+        time.sleep(0.1)
+        waited += 1
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "partial: stopped at" in out
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary["partial"] is True
+    assert 0 < summary["requests"] == 300_000 - summary["left_out"]["after_horizon"] < 300_000
+    result = flowsim.Result.load(tmp_path / "out")
+    check_result(result)
 
 
 def test_help_lists_what_can_be_chosen(tmp_path):

@@ -227,6 +227,28 @@ def test_a_horizon_stops_the_clock_and_what_has_not_finished_is_missed():
     assert done.ttft_s.to_numpy() == pytest.approx(whole.ttft_s[done.id].to_numpy())
 
 
+def test_a_run_that_is_stopped_is_what_it_was_till_then_and_says_so():
+    latency = LatencyModel(load_profile("llama3-8b", "a100"))
+    requests = mixed(rate_rps=10.0, num_requests=3000, seed=1)
+    seen: list[tuple[int, float]] = []
+    result = simulate(
+        requests,
+        policy=flowprefill(),
+        latency=latency,
+        progress=lambda ended, now_s: seen.append((ended, now_s)),
+        stop=lambda: len(seen) == 4,
+    )
+    check_result(result, latency)
+    assert result.run["partial"]
+    ended, now_s = seen[-1]
+    assert (result.requests.outcome == "finished").sum() == ended
+    assert len(result.requests) == sum(one.arrival_s <= now_s for one in requests)
+    whole = simulate(requests, policy=flowprefill(), latency=latency, stop=lambda: False)
+    assert not whole.run["partial"]
+    done = result.requests[result.requests.outcome == "finished"]
+    assert done.ttft_s.to_numpy() == pytest.approx(whole.requests.ttft_s[done.id].to_numpy())
+
+
 def test_warm_up_and_cool_down_run_but_are_in_no_figure_and_are_counted():
     latency = LatencyModel(load_profile("llama3-8b", "a100"))
     requests = mixed(rate_rps=6.0, num_requests=600, seed=1)

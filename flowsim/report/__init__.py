@@ -1,5 +1,6 @@
-"""What a person looks at: figures and tables, made from a Result alone."""
+"""What a person looks at: figures, tables, timelines and pages, made from a Result alone."""
 
 from flowsim.report.plots import NoReport, Plots
+from flowsim.report.trace import Trace
 
-__all__ = ["NoReport", "Plots"]
+__all__ = ["NoReport", "Plots", "Trace"]

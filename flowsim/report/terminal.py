@@ -1,8 +1,11 @@
-"""What the terminal shows: progress on stderr while a run takes its time, a table on stdout at its end."""
+"""What the terminal shows: progress on stderr while a run takes its time, a table on stdout at its end; and Ctrl-C."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from time import perf_counter
 from types import TracebackType
 
@@ -24,31 +27,34 @@ from rich.text import Text
 from flowsim.log import Columns
 from flowsim.metrics import Result
 
-__all__ = ["RunProgress", "class_table"]
+__all__ = ["RunProgress", "class_table", "interruptible"]
 
 PATIENCE_S = 2.0  # a run that ends sooner shows no progress
 
 
 class RunProgress:
-    """Shows how many requests have ended, and when the rest will have, once a run takes over two seconds."""
+    """Shows how many requests have ended, at what rate, and when the rest will have, and the simulated time: once a
+    run takes over two seconds."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._began_s = perf_counter()
         self._bar: Progress | None = None
 
-    def __call__(self, ended: int) -> None:
+    def __call__(self, ended: int, now_s: float) -> None:
         if self._bar is None:
             if perf_counter() - self._began_s < PATIENCE_S:
                 return
             self._bar = Progress(
-                TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TextColumn("requests"),
-                TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(),
+                TextColumn("t = {task.fields[now_s]:.1f} s"), BarColumn(), MofNCompleteColumn(),
+                TextColumn("requests, {task.fields[rate]:,.0f}/s"), TimeElapsedColumn(),
+                TextColumn("ETA"), TimeRemainingColumn(),
                 console=Console(stderr=True),
             )  # fmt: skip
             self._bar.start()
-            self._task = self._bar.add_task("", total=self._total)
-        self._bar.update(self._task, completed=ended)
+            self._task = self._bar.add_task("", total=self._total, now_s=0.0, rate=0.0)
+        rate = ended / (perf_counter() - self._began_s)
+        self._bar.update(self._task, completed=ended, now_s=now_s, rate=rate)
 
     def __enter__(self) -> RunProgress:
         return self
@@ -57,9 +63,30 @@ class RunProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            if kind is None:
-                self._bar.update(self._task, completed=self._total)
             self._bar.stop()
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Gives a function that answers whether Ctrl-C was pressed meanwhile; pressed again, it interrupts as usual.
+
+    Outside the main thread, or where Ctrl-C is handled otherwise, the answer is always False.
+    """
+    pressed = threading.Event()
+
+    def press(_number: int, _frame: object) -> None:
+        pressed.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield pressed.is_set
+        return
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def class_table(result: Result, title: str) -> Table:
