@@ -15,6 +15,7 @@ import simpy
 
 from flowsim.contract import Breach, answer_breach, batch_breach, idle_breach, left_breach
 from flowsim.core import Batch, Job, Outcome, PolicyError, Reason, Request
+from flowsim.events import Later
 from flowsim.kv import KVPool
 from flowsim.latency import LatencyModel, Predictor
 from flowsim.log import Ended, Log
@@ -25,7 +26,6 @@ from flowsim.view import InstanceView
 
 __all__ = ["Instance"]
 
-_AFTER_ARRIVALS = 2  # a SimPy priority below NORMAL: decided once everything else of the instant is in
 _OUTCOMES = {outcome: float(place) for place, outcome in enumerate(Outcome)}
 _REASONS = {reason: float(place) for place, reason in enumerate(Reason)}
 _ENDED = {ended: float(place) for place, ended in enumerate(Ended)}
@@ -131,7 +131,7 @@ class Instance:
         if not self._polling:
             self._polling = True
             number = math.ceil((self.env.now - INSTANT_S) / period_s)
-            _Later(self.env, self._poll, max(0.0, number * period_s - self.env.now))
+            Later(self.env, self._poll, max(0.0, number * period_s - self.env.now))
 
     def _poll(self, _event: simpy.Event) -> None:
         self._polling = False
@@ -141,7 +141,7 @@ class Instance:
         if view.running is not None or view.waiting or view.suspended:
             self._polling = True
             number = math.floor((self.env.now + INSTANT_S) / period_s) + 1
-            _Later(self.env, self._poll, number * period_s - self.env.now)
+            Later(self.env, self._poll, number * period_s - self.env.now)
 
     def _wake(self) -> None:
         """Decides, but only once everything else that happens at this instant is in."""
@@ -151,7 +151,7 @@ class Instance:
             self._decide()
         else:
             self._deciding = True
-            _Later(self.env, self._decide_later)
+            Later(self.env, self._decide_later)
 
     def _decide_later(self, _event: simpy.Event) -> None:
         self._deciding = False
@@ -275,7 +275,7 @@ class Instance:
             if self.env.peek() > self.env.now:
                 self._consult_at(batch, stop)
             else:
-                _Later(self.env, lambda _: self._consult_at(batch, stop))
+                Later(self.env, lambda _: self._consult_at(batch, stop))
         else:
             self._stopped(batch, stop, at_end=at_end)
 
@@ -381,14 +381,3 @@ class Instance:
             (job.id, job.start_s, first_token_s, finish_s, job.blocked_s, job.preemptions, job.suspended_s,
              self.index, _OUTCOMES[outcome], math.nan if reason is None else _REASONS[reason])
         )  # fmt: skip
-
-
-class _Later(simpy.Event):
-    """An event that comes after everything else of its instant."""
-
-    def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None], delay_s: float = 0.0) -> None:
-        super().__init__(env)
-        self._ok = True
-        self._value = None
-        self.callbacks.append(callback)
-        env.schedule(self, priority=_AFTER_ARRIVALS, delay=delay_s)  # type: ignore[arg-type]

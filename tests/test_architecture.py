@@ -20,7 +20,7 @@ LAYERS = (
     ("core",),
     ("names", "profile", "latency", "predictor", "kv", "queue", "workload", "profiler"),
     ("view", "policy", "batching", "bound"),
-    ("log", "contract", "instance", "pool", "router", "source"),
+    ("log", "contract", "events", "instance", "pool", "router", "source"),
     ("cluster",),
     ("metrics", "summary", "check"),
     ("sim",),
@@ -45,7 +45,8 @@ ONLY = {
     "contract": {"core", "view"},
     "pool": {"latency", "names", "policy", "profile"},
     "router": {"core", "names", "policy"},
-    "source": {"core"},
+    "events": set(),
+    "source": {"core", "events"},
     "regress": {"check", "config", "core", "flowsim", "names"},
     "report": {"core", "log", "metrics", "summary"},
     "flowsim": {
@@ -64,7 +65,7 @@ ONLY = {
 }
 # Packages that only some modules may import, at the top or inside a function.
 KEPT_TO = {
-    "simpy": {"instance", "cluster", "sim", "source"},
+    "simpy": {"events", "instance", "cluster", "sim", "source"},
     "hydra": {"config", "__main__"},
     "omegaconf": {"config", "__main__"},
     "sortedcontainers": {"queue"},
