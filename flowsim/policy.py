@@ -39,9 +39,11 @@ class View(Protocol):
     def running(self) -> Batch | None: ...
     @property
     def decoding(self) -> Sequence[Job]: ...
+    @property
+    def evicted(self) -> bool: ...
     def left_s(self, work: Work) -> float: ...
     def cost_s(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> float: ...
-    def fits(self, parts: Sequence[Part]) -> bool: ...
+    def fits(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> bool: ...
 
 
 class Policy(Protocol):
@@ -200,19 +202,27 @@ class ComposedPolicy:
         order, held = self.order, self._held(view)
         if held is None:
             head = view.waiting.first(order)
-            return None if head is None else self.batching.form(head, view, order)
+            return (None if head is None else self.batching.form(head, view, order)) or self._decode(view)
         front = view.waiting.front(order)
         if front is None or held[0] <= front[0]:  # ties go to what has started before what waits
             return held[2]
         return self.batching.form(front[2], view, order) or held[2]
 
     def _held(self, view: View) -> Ranked[Batch] | None:
-        """The first of the running and the suspended batches; ties go to the lower id."""
+        """The first of the running and the suspended batches; ties go to the lower id. Decodes alone are nobody's
+        turn."""
         running, suspended = view.running, view.suspended.front(self.order)
-        if running is None:
+        if running is None or not running.parts:
             return suspended
         own = (self.order(running, view), running.id, running)
         return own if suspended is None else min(own, suspended)
+
+    def _decode(self, view: View) -> Batch | None:
+        """What decodes, if nothing else is to run: it takes a token's time, and ends for whatever comes."""
+        if view.running is not None:
+            return view.running
+        decoding = view.decoding
+        return Batch((), decoding) if decoding else None
 
     def __repr__(self) -> str:
         order = getattr(self.order, "__name__", self.order)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flowsim.latency import Exact, LatencyModel, Predictor, Tokens
+from flowsim.latency import NO_DECODES, Decodes, Exact, LatencyModel, Predictor, Tokens
 from flowsim.names import unknown
 
 __all__ = ["Noisy", "Poly3"]
@@ -29,10 +29,12 @@ class Poly3:
 
     Fitted by least squares, weighted by 1 / TTFT, to the model's isolated TTFTs on the reference's grid, 16 to
     20480 tokens. Within it the curve never falls and is at least 0.1 ms; beyond it each token costs what a token
-    of a full chunk of 8192 does, plus 0.01 s a chunk. A batch is predicted as one prompt of all its tokens.
+    of a full chunk of 8192 does, plus 0.01 s a chunk. A batch is predicted as one prompt of all its tokens. Decodes
+    add what the model says that they take: the reference has no predictor of them.
     """
 
     def __init__(self, latency: LatencyModel) -> None:
+        self._latency = latency
         grid = np.array(GRID_TOKENS, dtype=np.float64)
         isolated_s = np.array([latency.isolated_s(tokens) for tokens in GRID_TOKENS])
         fit = np.polynomial.Polynomial.fit(grid, isolated_s, deg=3, w=1.0 / isolated_s)
@@ -48,9 +50,12 @@ class Poly3:
             return self._curve_s[prompt_tokens]
         return self._curve_s[last] + (prompt_tokens - last) * self._beyond_s
 
-    def batch_s(self, tokens: Tokens) -> float:
+    def batch_s(self, tokens: Tokens, decodes: Decodes = NO_DECODES) -> float:
         """The curve at the sum of whole prompts (`pass_s` and `request_s` if there is none); a part with cached
         tokens adds what it lengthens its prompt by."""
+        if decodes.sequences:
+            decode_s = self._latency.iterations(decodes, 1).total_s
+            return decode_s + self.batch_s(tokens) - (self._latency.profile.pass_s if tokens else self._overhead_s)
         whole = sum(new for new, cached in tokens if not cached)
         rest_s = [self.alone_s(cached + new) - self.alone_s(cached) for new, cached in tokens if cached]
         return (self.alone_s(whole) if whole else self._overhead_s) + sum(rest_s)
@@ -97,9 +102,10 @@ class Noisy:
         """The base's answer, off by the factor of this prompt length."""
         return self._factor(prompt_tokens) * self._base.alone_s(prompt_tokens)
 
-    def batch_s(self, tokens: Tokens) -> float:
+    def batch_s(self, tokens: Tokens, decodes: Decodes = NO_DECODES) -> float:
         """The base's answer, off by the factor of the batch's new tokens."""
-        return self._factor(sum(new for new, _ in tokens)) * self._base.batch_s(tokens)
+        factor = self._factor(sum(new for new, _ in tokens) + decodes.sequences)
+        return factor * (self._base.batch_s(tokens, decodes) if decodes.sequences else self._base.batch_s(tokens))
 
     def _factor(self, tokens: int) -> float:
         factor = self._factors.get(tokens)
