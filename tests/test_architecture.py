@@ -51,7 +51,7 @@ ONLY = {
     "regress": {"check", "config", "core", "flowsim", "names"},
     "report": {"core", "log", "metrics", "names", "summary"},
     "variants": {"config", "names"},
-    "study": {"metrics", "names", "profile", "report", "variants"},
+    "study": {"core", "metrics", "names", "profile", "report", "variants"},
     "flowsim": {
         "batching",
         "core",
@@ -77,7 +77,7 @@ KEPT_TO = {
     "sortedcontainers": {"queue"},
     "scipy": {"bound", "profiler", "report", "study"},
     "matplotlib": {"profiler", "report"},
-    "rich": {"appraise", "profiler", "regress", "report", "task"},
+    "rich": {"appraise", "profiler", "regress", "report", "study", "task"},
     "torch": {"profiler"},
 }
 PROFILER_PACKAGES = {"matplotlib", "numpy", "pandas", "pyarrow", "rich", "scipy", "torch", "yaml"}
