@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -36,9 +36,6 @@ from flowsim.study.telling import (
     write_json,
 )
 from flowsim.variants import choices_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["Compare", "Goodput", "SLOScale", "Sweep"]
 
@@ -111,7 +108,7 @@ class Goodput:
             say(rate_words(row, self.target, self.per_class), folder, title)
         return ended(found.evaluations, folder)
 
-    def _figure(self, found: rates.Goodput, row: Mapping[str, Any], title: str) -> Figure:
+    def _figure(self, found: rates.Goodput, row: Mapping[str, Any], title: str) -> Any:
         return figures.search(
             *curves(found.evaluations, RATE, "rate_rps", self.attained, self.per_class),
             found_rps=row["goodput_rps"],
@@ -185,7 +182,7 @@ class SLOScale:
             say(scale_words(row, self.target, self.per_class), folder, title)
         return ended(found.evaluations, folder)
 
-    def _figure(self, found: strictness.SLOScale, title: str) -> Figure:
+    def _figure(self, found: strictness.SLOScale, title: str) -> Any:
         return figures.scales(
             *curves(found.evaluations, SCALE, "slo_scale", self.attained, self.per_class),
             ticks=self.scales,

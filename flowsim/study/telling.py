@@ -23,7 +23,6 @@ from flowsim.study.workers import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 __all__ = [
     "cells", "curves", "differences", "draw", "ended", "interval", "rate_words", "rows_of", "say", "scale_words",
@@ -75,7 +74,7 @@ def ended(evaluations: pd.DataFrame, folder: Path) -> int:
     )
 
 
-def draw(report: Any, path: Path, figure: Callable[[], Figure]) -> None:
+def draw(report: Any, path: Path, figure: Callable[[], Any]) -> None:
     """A figure in the report's format; none where the report is none."""
     if not isinstance(report, NoReport):
         save(figure(), path.with_name(f"{path.name}.{getattr(report, 'format', 'png')}"))
