@@ -47,7 +47,7 @@ ONLY = {
     "router": {"core", "names", "policy"},
     "source": {"core"},
     "regress": {"check", "config", "core", "flowsim", "names"},
-    "report": {"core", "log", "metrics", "summary"},
+    "report": {"core", "log", "metrics", "profile", "summary"},
     "flowsim": {
         "batching",
         "core",
