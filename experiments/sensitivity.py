@@ -28,7 +28,7 @@ from flowsim import ComposedPolicy, LatencyModel, PrefillOnly, Request, SLOAware
 from flowsim.check import check_result
 from flowsim.latency import Exact
 from flowsim.predictor import Noisy
-from flowsim.report.plots import STYLE
+from flowsim.report.plots import style
 from flowsim.workload import mixed
 
 SEEDS = (0, 1)
@@ -179,12 +179,11 @@ def rows(swings: Sequence[Swing]) -> list[list[str]]:
 
 def draw(base: tuple[float, float], swings: Sequence[Swing], folder: Path = IMAGES) -> list[Path]:
     """The two tornado plots; returns their paths."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     measures = (("goodput", "goodput at 90 % attainment [requests/s]", 1.0), ("attainment", _AT_RATE, 100.0))
     paths = []
-    with mpl.rc_context(STYLE):
+    with style():
         for place, (name, label, scale) in enumerate(measures):
             figure = Figure(figsize=(6.4, 3.9), layout="constrained")
             _bars(figure.subplots(), place, scale * base[place], scale, swings)

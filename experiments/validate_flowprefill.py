@@ -43,7 +43,7 @@ from flowsim import ComposedPolicy, LatencyModel, PrefillOnly, Result, SLOAware,
 from flowsim.check import check_result
 from flowsim.latency import Exact
 from flowsim.predictor import Poly3
-from flowsim.report.plots import COLOURS, STYLE
+from flowsim.report.plots import COLOURS, style
 
 PASS_TOKENS = 32768
 A800_FACTOR = 1.03  # of the profile `a800`: its operators over those of an A100
@@ -411,12 +411,11 @@ def sensitivity_table(answer: Mapping[str, Any]) -> tuple[list[str], list[list[s
 
 def draw(folder: Path, path: Path, setup: Setup, draws: int = DRAWS) -> None:
     """CDFs of TTFT by class: real against simulated, with the spread of the draws."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     real = real_run(folder)
     runs_s = [printed_ttft_s(real, replay(real, number, setup=setup), setup) for number in range(draws)]
-    with mpl.rc_context(STYLE):
+    with style():
         figure = Figure(figsize=(7.2, 4.6), layout="constrained")
         for axes, name in zip(figure.subplots(2, 2).flat, CLASSES, strict=True):
             rows = (real.printed.request_class == name).to_numpy()

@@ -18,7 +18,7 @@ from flowsim.check import check_result
 from flowsim.config import ConfigError, build, compose
 
 IMPORTED_FROM = str(Path(flowsim.__file__).parents[1])
-FILES = {"summary.json", "requests.csv", "segments.csv", "config.yaml", "ttft.png"}
+FILES = {"summary.json", "requests.csv", "segments.csv", "config.yaml", "ttft.png", "worst_blocking.png"}
 CLASSES = {"text", "image", "search", "file"}
 STATISTICS = {"mean", "p50", "p90", "p99"}
 SUMMARY_KEYS = {
@@ -26,7 +26,8 @@ SUMMARY_KEYS = {
     "ttft_s_by_class", "preemptions", "batches", "utilisation", "scheduler", "rejected", "unfinished",
     "simulated_s", "simulation_wall_s", "events_per_request", "extrapolated", "measured", "left_out", "gpus",
     "rejected_by_reason", "utilisation_by_instance", "suspended_s", "longest_wait_s_by_class",
-    "partial", "pools",
+    "partial", "tbt_mean_s", "tbt_p99_s", "tbt_max_s", "tbt_attainment", "tbt_attainment_by_class", "joint_attainment",
+    "joint_attainment_by_class", "decode", "pools",
 }  # fmt: skip
 
 
