@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from flowsim.core import Batch, Job, Part
-from flowsim.kv import KVPool
+from flowsim.kv import Blocks
 from flowsim.latency import Decodes, Predictor
 from flowsim.queue import JobQueue
 
@@ -44,7 +44,7 @@ class InstanceView:
     def __init__(
         self,
         predictor: Predictor,
-        kv: KVPool,
+        kv: Blocks,
         *,
         max_batches: float = 128,
         max_sequences: float = math.inf,
@@ -82,8 +82,11 @@ class InstanceView:
                 busy_s += max(0.0, self.now_s - work.since_s)
             return max(0.0, work.predicted_s - busy_s)
         whole_s = self._predictor.alone_s(work.prompt_tokens)
-        if work.done_tokens:
-            whole_s += self._request_s - self._predictor.alone_s(work.done_tokens)
+        done_tokens = work.done_tokens
+        if not done_tokens and self._kv.remembers:
+            done_tokens = cached_tokens(self._kv, work)
+        if done_tokens:
+            whole_s += self._request_s - self._predictor.alone_s(done_tokens)
         return max(0.0, whole_s)
 
     def cost_s(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> float:
@@ -114,11 +117,20 @@ class InstanceView:
         needed = 0
         for job, _ in parts:
             if not job.done_tokens:
-                needed += self._kv.blocks(job.prompt_tokens)
+                needed += self._kv.needs(job.block_name, self._kv.blocks(job.prompt_tokens))
         for job in decodes:
             if job in self.waiting:
                 needed += self._kv.blocks(job.context_tokens)
         return needed
+
+    def left_tokens(self, job: Job) -> int:
+        """Prompt tokens that a job would still compute, were it to go on now: not those of blocks in the prefix cache.
+
+        Of a whole prompt in the cache one block's worth is left, or less: the last token is always computed.
+        """
+        if job.done_tokens or not self._kv.remembers:
+            return job.left_tokens
+        return job.prompt_tokens - cached_tokens(self._kv, job)
 
     @property
     def free_blocks(self) -> int:
@@ -130,3 +142,8 @@ def context_of(decodes: Sequence[Job]) -> Decodes:
     """What these jobs attend to in the next step of all of them."""
     contexts = [job.request.prompt_tokens + job.generated_tokens for job in decodes]
     return Decodes(len(contexts), sum(contexts), max(contexts))
+
+
+def cached_tokens(kv: Blocks, job: Job) -> int:
+    """Leading tokens of a prompt that a pool remembers: whole blocks, and never all of it."""
+    return kv.block_tokens * kv.hits(job.block_name, (job.prompt_tokens - 1) // kv.block_tokens)
