@@ -33,7 +33,8 @@ NO_DECODES = Decodes(0, 0, 0)
 DECODE_SKEW = 0.06
 """Of the context that the longest decode of a batch has beyond the mean, the share that each decode pays for.
 
-Kernels split work evenly over decodes of unequal length only in part; published sweeps pool to 0.054 - 0.075, and this is not fitted to any run."""
+Kernels split work evenly over decodes of unequal length only in part: published sweeps pool to 0.054 - 0.075. This
+value is not fitted to any run."""
 
 
 class Predictor(Protocol):

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from flowsim.markup import table
 from flowsim.names import shipped, unknown
 
 __all__ = [
@@ -34,7 +35,7 @@ REGIMES = {  # attention of batches with decodes, and the terms of each
     "decode_attention": ("1", "n", "sum_kv", "mean_kv"),
     "mixed_attention": ("1", "q", "work", "kp", "n", "sum_kv", "mean_kv", "nq"),
 }
-OPTIONAL_TERMS = {"nq": 0.0}  # that files may leave out
+OPTIONAL_TERMS: dict[str, Any] = {"nq": 0.0}  # that files may leave out
 LARGEST = 1e30  # of any number in a profile; far beyond all that is measured
 KINDS = ("dense", "attention", "experts", "all_reduce", "per_sequence", *REGIMES)
 MODEL_ALIASES = {"llama3.1-8b": "llama3-8b", "llama3.1-70b": "llama3-70b"}
@@ -136,6 +137,24 @@ class Profile:
     per_sequence: Mapping[int, tuple[Dense, ...]] = field(default_factory=dict)
     decode_attention: Mapping[int, Terms] = field(default_factory=dict)
     mixed_attention: Mapping[int, Terms] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Profile({self.model} on {self.gpu}, tp {', '.join(map(str, self.tp_degrees))})"
+
+    def _repr_html_(self) -> str:
+        return table(
+            f"{self.model} on {self.gpu}",
+            [
+                ("TP degrees", ", ".join(map(str, self.tp_degrees))),
+                ("layers", self.layers),
+                ("GPU memory [GB]", f"{self.gpu_memory_bytes / 1e9:.1f}"),
+                ("weights [GB]", f"{self.weights_bytes / 1e9:.1f}"),
+                ("KV [kB a token]", f"{self.kv_bytes_per_token / 1e3:.1f}"),
+                ("longest context [tokens]", self.max_context_tokens),
+                ("a pass, a request [ms]", f"{self.pass_s * 1e3:g}, {self.request_s * 1e3:g}"),
+                ("a check, a switch [us]", f"{self.check_s * 1e6:g}, {self.switch_s * 1e6:g}"),
+            ],
+        )
 
     @property
     def tp_degrees(self) -> tuple[int, ...]:
@@ -272,7 +291,7 @@ class _Reader:
             return self.experts(raw, where)
         if kind in REGIMES:
             terms = self.mapping(raw.get("coefficients"), f"{where}.coefficients")
-            terms = OPTIONAL_TERMS | terms
+            terms = {**OPTIONAL_TERMS, **terms}
             values = {name: self.number(terms, name, f"{where}.coefficients.") for name in REGIMES[kind]}
             return Terms(self.text(raw, "name", f"{where}."), values, self.measured(raw, where))
         if kind == "per_sequence":

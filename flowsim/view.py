@@ -24,17 +24,18 @@ class InstanceView:
     that gain a token with each batch they are in; `sequences` counts all that hold KV here:
     those, prompts between their chunks, and what the step that runs will end. `evicted` says that since the last
     batch began a sequence lost its KV to the growth of others.
+    `request_s` are the seconds of a first token that hold no GPU: work that ends at t is seen at t + request_s.
     """
 
     __slots__ = (
         "_kv",
         "_predictor",
-        "_request_s",
         "decodes",
         "evicted",
         "max_batches",
         "max_sequences",
         "now_s",
+        "request_s",
         "running",
         "sequences",
         "suspended",
@@ -61,7 +62,7 @@ class InstanceView:
         self.max_sequences = max_sequences
         self._predictor = predictor
         self._kv = kv
-        self._request_s = request_s
+        self.request_s = request_s
 
     @property
     def decoding(self) -> Sequence[Job]:
@@ -76,18 +77,19 @@ class InstanceView:
         has been busy. `pass_s`, `check_s` and `request_s` are included; for a job between its chunks the `pass_s` of
         its done tokens stands for that of the next chunk.
         """
-        if isinstance(work, Batch):
+        if isinstance(work, Job):
+            left_s = self._predictor.alone_s(work.prompt_tokens)
+            done_tokens = work.done_tokens
+            if not done_tokens and self._kv.remembers:
+                done_tokens = cached_tokens(self._kv, work)
+            if done_tokens:
+                left_s += self.request_s - self._predictor.alone_s(done_tokens)
+        else:
             busy_s = work.done_s
-            if work is self.running:
-                busy_s += max(0.0, self.now_s - work.since_s)
-            return max(0.0, work.predicted_s - busy_s)
-        whole_s = self._predictor.alone_s(work.prompt_tokens)
-        done_tokens = work.done_tokens
-        if not done_tokens and self._kv.remembers:
-            done_tokens = cached_tokens(self._kv, work)
-        if done_tokens:
-            whole_s += self._request_s - self._predictor.alone_s(done_tokens)
-        return max(0.0, whole_s)
+            if work is self.running and self.now_s > work.since_s:
+                busy_s += self.now_s - work.since_s
+            left_s = work.predicted_s - busy_s
+        return left_s if left_s > 0.0 else 0.0
 
     def cost_s(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> float:
         """Predicted seconds from starting a batch of these parts and decodes to its first tokens."""
@@ -102,9 +104,8 @@ class InstanceView:
         A job takes the blocks of its whole prompt when its prefill starts, and keeps them between chunks; one whose
         prefill was done elsewhere takes those of its context when it joins the decodes.
         """
-        if len(self.suspended) + (self.running is not None) >= self.max_batches:
-            return False
-        if self.blocks(parts, decodes) > self._kv.free_blocks:
+        under_way = len(self.suspended) + (self.running is not None)
+        if under_way >= self.max_batches or self.blocks(parts, decodes) > self._kv.free_blocks:
             return False
         return self.max_sequences == math.inf or self.sequences + self._joining(parts, decodes) <= self.max_sequences
 
