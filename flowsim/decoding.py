@@ -107,7 +107,8 @@ class DecodingStage:
 
     def _admit(self, job: Job, at_s: float, tokens: int) -> None:
         own = self._instance
-        own.kv.take(job.id, own.kv.blocks(tokens))
+        if not own.kv.held(job.id):  # what came with its KV has taken them
+            own.kv.take(job.id, own.kv.blocks(tokens))
         own.view.sequences += 1
         self._admitted[job.id] = job
         if job.start_s != job.start_s:
@@ -183,6 +184,7 @@ class DecodingStage:
             if job.prefill_instance < 0:
                 job.first_token_s = token_s
                 job.prefill_instance = own.index
+                own.prefilled(job.request)
         for job in ending:
             self._close_run(job)
             own.kv.give(job.id)

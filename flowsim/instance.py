@@ -45,6 +45,7 @@ class Instance:
         async_steps: 1 where a batch is planned while the one before it runs, as asynchronous engines do: an arrival
             is then seen when a batch ends, and is in the one after the next.
         slowest: draws, for each batch, the factor by which its slowest rank is off.
+        prefilled: called with each request that goes on to decode here, when its first token is out.
         ended: called with each request and the second at which it finished (or was rejected).
     """
 
@@ -64,6 +65,7 @@ class Instance:
         max_sequences: float = math.inf,
         stage: Callable[[Instance], Stage] = PrefillStage,
         async_steps: int = 0,
+        prefilled: Callable[[Request], None] = lambda _: None,
     ) -> None:
         self.env = env
         self.index = index
@@ -73,6 +75,7 @@ class Instance:
         self.kv = kv
         self.log = log
         self.ended = ended
+        self.prefilled = prefilled
         limits = {"max_batches": max_batches, "max_sequences": max_sequences}
         self.view = InstanceView(predictor, kv, request_s=latency.profile.request_s, **limits)
         self.slowest = slowest
@@ -105,10 +108,10 @@ class Instance:
         view.now_s = self.env.now
         job = Job(request)
         if self.kv.blocks(self.stage.most_tokens(request)) > self.kv.total_blocks:
-            self._reject(job, Reason.TOO_LARGE)
+            self.reject(job, Reason.TOO_LARGE)
             return
         if self._admit is not None and not self._admit(view, job):
-            self._reject(job, Reason.ADMISSION)
+            self.reject(job, Reason.ADMISSION)
             return
         if request.abandon_s < math.inf:
             simpy.Timeout(self.env, request.abandon_s).callbacks.append(lambda _: self._abandon(job))
@@ -131,7 +134,8 @@ class Instance:
         if self.view.running is None and self.view.waiting and self._period_s is None:
             self._wake()
 
-    def _reject(self, job: Job, reason: Reason) -> None:
+    def reject(self, job: Job, reason: Reason) -> None:
+        """A request ends before it began."""
         self.log_request(job, math.nan, Outcome.REJECTED, reason)
         self.ended(job.request, self.env.now)
 
@@ -142,7 +146,7 @@ class Instance:
             return
         view.now_s = self.env.now
         view.waiting.remove(job)
-        self._reject(job, Reason.ABANDONED)
+        self.reject(job, Reason.ABANDONED)
         if view.running is None and view.waiting and self._period_s is None:
             self._wake()
 

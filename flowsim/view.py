@@ -97,7 +97,7 @@ class InstanceView:
         """Whether a batch of these may start now: its KV blocks are free, and a batch slot and sequence slots are.
 
         A job takes the blocks of its whole prompt when its prefill starts, and keeps them between chunks; one whose
-        prefill was done elsewhere takes those of its context when it joins the decodes.
+        prefill was done elsewhere takes those of its context when it joins the decodes, if it has not come with them.
         """
         if len(self.suspended) + (self.running is not None) >= self.max_batches:
             return False
@@ -116,7 +116,7 @@ class InstanceView:
             if not job.done_tokens:
                 needed += self._kv.blocks(job.prompt_tokens)
         for job in decodes:
-            if job in self.waiting:
+            if job in self.waiting and not self._kv.held(job.id):
                 needed += self._kv.blocks(job.context_tokens)
         return needed
 
