@@ -34,7 +34,10 @@ __all__ = ["Fleet", "Proxied"]
 class Proxied:
     """An instance as the proxy knows it: a `flowsim.router.Server`, and the way in."""
 
-    __slots__ = ("_env", "_predictor", "_promised", "_promised_s", "index", "instance", "most_tokens", "pool", "requests", "view")  # fmt: skip
+    __slots__ = (
+        "_env", "_predictor", "_promised", "_promised_s", "index", "instance", "most_tokens", "pool", "requests",
+        "view",
+    )  # fmt: skip
 
     def __init__(self, env: simpy.Environment, index: int, pool: str, predictor: Predictor) -> None:
         self._env = env

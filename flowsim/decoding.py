@@ -37,10 +37,15 @@ class DecodingStage:
         self._admitted: dict[int, Job] = {}  # in this order; those whose last token is not yet decided
         self._ending: dict[int, list[Job]] = {}  # by batch number: those that end with it
         self._emitting: dict[int, list[Job]] = {}  # likewise: prompts that are complete with it
+        self._reserved_blocks = 0
         self._step = 0  # of this instance: those that gave tokens so far
 
     def most_tokens(self, request: Request) -> int:
         return request.prompt_tokens + request.output_tokens - 1
+
+    def reserved_blocks(self) -> int:
+        """What the growth of the run of decodes that is on the GPU takes until its end."""
+        return self._reserved_blocks
 
     def under_way(self) -> Iterable[Job]:
         return self._instance.view.decoding
@@ -100,7 +105,9 @@ class DecodingStage:
         if tokens:
             batch.timeline = own.latency.timeline(tokens, slowest, decodes)
         else:
-            batch.timeline = own.latency.iterations(decodes, self._steps(batch), slowest)
+            steps = self._steps(batch)
+            self._reserved_blocks = self._growth(batch, steps) if steps > 1 else 0
+            batch.timeline = own.latency.iterations(decodes, steps, slowest)
         batch.context = decodes
         batch.slowest = slowest
         batch.predicted_s = own.predictor.batch_s(tokens, decodes)
@@ -145,6 +152,7 @@ class DecodingStage:
         view = own.view
         ending: list[Job] = []
         complete: list[Job] = []
+        self._reserved_blocks = 0
         if steps > 1:
             for job in batch.decodes:
                 short = own.kv.blocks(job.context_tokens + steps - 1) - own.kv.held(job.id)

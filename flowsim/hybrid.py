@@ -20,8 +20,8 @@ Work = Job | Batch
 
 @dataclass(frozen=True)
 class InteractiveLIFO:
-    """Requests with a TTFT SLO of at most `within_s` seconds before all others, the latest of them first, as the write-up
-    inserts them: under load the oldest starves."""
+    """Requests with a TTFT SLO of at most `within_s` seconds before all others, the latest of them first, as the
+    write-up inserts them: under load the oldest starves."""
 
     within_s: float = 1.0
 
@@ -53,8 +53,9 @@ class HybridChunked:
 
     A step has `tokens` tokens: one for each decode, first; then waiting prompts in their order, each the least of what
     it has left, `chunk`, and what the budget has left. A prompt takes the blocks of its whole length when it starts;
-    behind the first that does not fit, only those that hold blocks already go on. Where prompts are prefilled elsewhere,
-    what has come with its KV joins the decodes. An arrival that could join ends a run of steps of decodes alone.
+    behind the first that does not fit, only those that hold blocks already go on. Where prompts are prefilled
+    elsewhere, what has come with its KV joins the decodes. An arrival that could join ends a run of
+    steps of decodes alone.
 
     Args:
         tokens: of a step.

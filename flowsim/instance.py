@@ -15,7 +15,7 @@ import simpy
 
 from flowsim.contract import Breach, answer_breach, batch_breach, idle_breach, left_breach, policy_breach
 from flowsim.core import Batch, Job, Outcome, PolicyError, Reason, Request
-from flowsim.events import Later
+from flowsim.events import Later, Poller
 from flowsim.kv import KVPool
 from flowsim.latency import LatencyModel, Predictor
 from flowsim.log import Ended, Log
@@ -88,10 +88,9 @@ class Instance:
         if breach is not None:
             raise PolicyError(f"{type(policy).__name__} {breach.did}. Allowed: {breach.allowed}.")
         consult = getattr(policy, "consult", "events")
-        self._period_s = consult.period_s if isinstance(consult, Polling) else None
+        self._poller = Poller(env, consult.period_s, self._poll) if isinstance(consult, Polling) else None
         self._at_stops = consult == "stops"
         self._deciding = False  # a decision is due later in this instant
-        self._polling = False  # a poll is due
         self._timer: simpy.Event | None = None  # the one that counts; those set before are ignored
         self._stop: Stop | None = None  # where the running batch is when the timer fires
         self._barrier_s = 0.0  # of which the last part is the ranks' barrier
@@ -122,8 +121,8 @@ class Instance:
         view = self.view
         view.now_s = self.env.now
         view.waiting.add(job)
-        if self._period_s is not None:
-            self._poll_later(self._period_s)
+        if self._poller is not None:
+            self._poller.wake()
         elif view.running is None or not (self._at_stops or self._plans_ahead):
             self._wake()
 
@@ -131,7 +130,7 @@ class Instance:
         """Takes back the KV blocks of a job that was handed over; freed blocks wake an idle instance."""
         self.kv.give(job.id)
         self.log_kv()
-        if self.view.running is None and self.view.waiting and self._period_s is None:
+        if self.view.running is None and self.view.waiting and self._poller is None:
             self._wake()
 
     def reject(self, job: Job, reason: Reason) -> None:
@@ -147,25 +146,14 @@ class Instance:
         view.now_s = self.env.now
         view.waiting.remove(job)
         self.reject(job, Reason.ABANDONED)
-        if view.running is None and view.waiting and self._period_s is None:
+        if view.running is None and view.waiting and self._poller is None:
             self._wake()
 
-    def _poll_later(self, period_s: float) -> None:
-        """Decides at the next multiple of the period, and then at each while there is work."""
-        if not self._polling:
-            self._polling = True
-            number = math.ceil((self.env.now - INSTANT_S) / period_s)
-            Later(self.env, self._poll, max(0.0, number * period_s - self.env.now))
-
-    def _poll(self, _event: simpy.Event) -> None:
-        self._polling = False
+    def _poll(self) -> bool:
+        """Decides; answers whether there is work to go on polling for."""
         self._decide()
-        view, period_s = self.view, self._period_s
-        assert period_s is not None
-        if view.running is not None or view.waiting or view.suspended:
-            self._polling = True
-            number = math.floor((self.env.now + INSTANT_S) / period_s) + 1
-            Later(self.env, self._poll, number * period_s - self.env.now)
+        view = self.view
+        return view.running is not None or bool(view.waiting) or bool(view.suspended) or bool(view.decodes)
 
     def _wake(self) -> None:
         """Decides, but only once everything else that happens at this instant is in."""

@@ -1,8 +1,8 @@
 """KV on its way from the instance that computed it to the one that decodes. Knows SimPy; knows no policy.
 
-As in DistServe (arXiv 2401.09670, 4.3) the decode side pulls: a prefill that has ended keeps its blocks, and so waits in
-the memory of its own instance, until the other has blocks free for it; then the transfer is queued, and when it ends the
-first instance gets its blocks back.
+As in DistServe (arXiv 2401.09670, 4.3) the decode side pulls: a prefill that has ended keeps its blocks, and so
+waits in the memory of its own instance, until the other has blocks free for it; then the transfer is queued, and when
+it ends the first instance gets its blocks back.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ class Transfers:
     def pull(self, target: Instance) -> None:
         """Starts the transfers for which `target` has room, first come first served; called when blocks come free.
 
-        What lost its KV to the growth of others there comes before any of them.
+        What lost its KV to the growth of others there comes before any of them, and so does what the decodes that
+        run grow by until one of them ends.
         """
         queue = self._asked.get(target.index)
         while queue and not any(job.left_tokens for job in target.view.waiting):
             job, source, asked_s = queue[0]
             blocks = target.kv.blocks(job.context_tokens)
-            if blocks > target.kv.free_blocks:
+            if blocks > target.kv.free_blocks - target.stage.reserved_blocks():
                 return
             queue.popleft()
             target.kv.take(job.id, blocks)

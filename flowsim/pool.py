@@ -138,14 +138,14 @@ class Cluster:
             raise ValueError(unknown(f"cluster.pools.{name}.decode", str(pool.decode), choices) + "; or null for none")
         if self.pools[pool.decode].decode is not None:
             raise ValueError(
-                f"cluster.pools.{pool.decode}.decode is {self.pools[pool.decode].decode}; a pool that {name} hands over "
-                "to decodes what it is given: leave its own `decode` null"
+                f"cluster.pools.{pool.decode}.decode is {self.pools[pool.decode].decode}; a pool that {name} hands "
+                "over to decodes what it is given: leave its own `decode` null"
             )
 
     @property
     def decoding(self) -> frozenset[str]:
         """The pools that others hand over to."""
-        return frozenset(pool.decode for pool in self.pools.values() if pool.decode not in (None, HERE))  # type: ignore[misc]
+        return frozenset(pool.decode for pool in self.pools.values() if pool.decode not in (None, HERE))
 
     @staticmethod
     def of(cluster: Cluster | Pool) -> Cluster:

@@ -119,6 +119,7 @@ def simulate(
         log,
         fleet.hardware,
         pools=fleet.pools,
+        link={"latency_s": cluster.link.latency_s, "bytes_per_s": cluster.link.bytes_per_s},
         kv_blocks=[instance.kv.total_blocks for instance in fleet.instances],
         seed=seed,
         after_horizon=len(requests) - len(count.arrivals.delivered),

@@ -68,6 +68,10 @@ class Stage(Protocol):
         """A batch ended now, after that many of its operators: its tokens are out."""
         ...
 
+    def reserved_blocks(self) -> int:
+        """Free blocks that what runs will take before its end."""
+        ...
+
     def under_way(self) -> Iterable[Job]:
         """Jobs that hold KV here and are in neither a queue nor a batch."""
         ...
@@ -129,6 +133,9 @@ class PrefillStage:
                 own.kv.give(job.id)
                 own.log_request(job, first_token_s, Outcome.FINISHED)
                 own.ended(job.request, first_token_s)
+
+    def reserved_blocks(self) -> int:
+        return 0
 
     def under_way(self) -> Iterable[Job]:
         return ()
