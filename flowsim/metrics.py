@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from flowsim import markup
+from flowsim.by_class import CLASS_HEADER, class_rows
 from flowsim.core import Outcome, Reason, Request
 from flowsim.latency import LatencyModel
 from flowsim.log import Columns, Ended, Log, Table
@@ -114,6 +116,9 @@ class Result:
         attained = "no SLOs" if figures["attainment"] is None else f"attainment {figures['attainment']:.2%}"
         run = self.run
         return f"Result({figures['requests']} requests, {attained}, {run['model']} on {figures['gpus']} x {run['gpu']})"
+
+    def _repr_html_(self) -> str:
+        return markup.table(repr(self), class_rows(self.tables["requests"], self.summary()), CLASS_HEADER)
 
     @cached_property
     def requests(self) -> pd.DataFrame:

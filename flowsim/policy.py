@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flowsim.core import Batch, Job, Part
+from flowsim.markup import table
 from flowsim.names import unknown
 from flowsim.queue import JobQueue, Order, indexed
 from flowsim.timeline import INSTANT_S, Stops
@@ -39,6 +40,8 @@ class View(Protocol):
     def running(self) -> Batch | None: ...
     @property
     def decoding(self) -> Sequence[Job]: ...
+    @property
+    def request_s(self) -> float: ...
     @property
     def evicted(self) -> bool: ...
     def left_s(self, work: Work) -> float: ...
@@ -228,6 +231,19 @@ class ComposedPolicy:
     def __repr__(self) -> str:
         order = getattr(self.order, "__name__", self.order)
         return f"ComposedPolicy({order}, {self.batching}, {self.stops.value}, consult={self.consult})"
+
+    def _repr_html_(self) -> str:
+        return table(
+            "ComposedPolicy",
+            [
+                ("who runs first", getattr(self.order, "__name__", self.order)),
+                ("who runs together", self.batching),
+                ("may stop at", self.stops.value),
+                ("is asked at", self.consult),
+                ("admits", getattr(self.admit, "__name__", "all")),
+                ("may be suspended for [s]", self.max_suspend_s),
+            ],
+        )
 
 
 CONSULTS = ("events", "stops")

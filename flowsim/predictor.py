@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from statistics import NormalDist
 
 import numpy as np
 
@@ -72,10 +73,12 @@ class Noisy:
         base: `exact`, `poly3`, or any predictor's class.
         bias: relative error of the median; above -1.
         sigma: spread of the logarithm; at least 0.
+        quantile: what is answered of all that the truth may be, given the estimate: 0.5 is the estimate itself,
+            0.9 the time that the truth exceeds once in ten, estimate times exp(sigma z(0.9)). Above 0, below 1.
         seed: of the predictor's stream.
 
     Raises:
-        ValueError: an unknown base, or a bias or sigma out of range.
+        ValueError: an unknown base, or a bias, sigma or quantile out of range.
     """
 
     def __init__(
@@ -85,15 +88,19 @@ class Noisy:
         base: str | Callable[[LatencyModel], Predictor] = "exact",
         bias: float = 0.0,
         sigma: float = 0.1,
+        quantile: float = 0.5,
         seed: int = 0,
     ) -> None:
         if isinstance(base, str) and base not in BASES:
             raise ValueError(unknown("predictor.base", base, BASES))
         if not (bias > -1.0 and 0.0 <= sigma < math.inf):
             raise ValueError(f"bias is {bias} and sigma {sigma}; bias must be above -1 and sigma at least 0")
+        if not 0.0 < quantile < 1.0:
+            raise ValueError(f"predictor.quantile is {quantile}; it must be above 0 and below 1")
         make = BASES[base] if isinstance(base, str) else base
         self._base = make(latency)
         self._bias = bias
+        self._caution = math.exp(sigma * NormalDist().inv_cdf(quantile))
         self._sigma = sigma
         self._seed = seed
         self._factors: dict[int, float] = {}
@@ -111,7 +118,7 @@ class Noisy:
         factor = self._factors.get(tokens)
         if factor is None:
             stream = np.random.default_rng(np.random.SeedSequence([self._seed, tokens], spawn_key=(3,)))
-            factor = (1.0 + self._bias) * math.exp(self._sigma * float(stream.standard_normal()))
+            factor = (1.0 + self._bias) * math.exp(self._sigma * float(stream.standard_normal())) * self._caution
             self._factors[tokens] = factor
         return factor
 

@@ -24,17 +24,18 @@ class InstanceView:
     that gain a token with each batch they are in; `sequences` counts all that hold KV here:
     those, prompts between their chunks, and what the step that runs will end. `evicted` says that since the last
     batch began a sequence lost its KV to the growth of others.
+    `request_s` are the seconds of a first token that hold no GPU: work that ends at t is seen at t + request_s.
     """
 
     __slots__ = (
         "_kv",
         "_predictor",
-        "_request_s",
         "decodes",
         "evicted",
         "max_batches",
         "max_sequences",
         "now_s",
+        "request_s",
         "running",
         "sequences",
         "suspended",
@@ -61,7 +62,7 @@ class InstanceView:
         self.max_sequences = max_sequences
         self._predictor = predictor
         self._kv = kv
-        self._request_s = request_s
+        self.request_s = request_s
 
     @property
     def decoding(self) -> Sequence[Job]:
@@ -83,7 +84,7 @@ class InstanceView:
             return max(0.0, work.predicted_s - busy_s)
         whole_s = self._predictor.alone_s(work.prompt_tokens)
         if work.done_tokens:
-            whole_s += self._request_s - self._predictor.alone_s(work.done_tokens)
+            whole_s += self.request_s - self._predictor.alone_s(work.done_tokens)
         return max(0.0, whole_s)
 
     def cost_s(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> float:
