@@ -1,4 +1,4 @@
-"""The kinds of event that SimPy lacks: after everything else of an instant, and at the multiples of a period."""
+"""Kinds of event that SimPy lacks: to be set again and again, after everything else of an instant, at a period."""
 
 from __future__ import annotations
 
@@ -9,9 +9,30 @@ import simpy
 
 from flowsim.timeline import INSTANT_S
 
-__all__ = ["Later", "Poller"]
+__all__ = ["Alarm", "Later", "Poller"]
 
 _AFTER_ARRIVALS = 2  # a SimPy priority below NORMAL: decided once everything else of the instant is in
+
+
+class Alarm(simpy.Event):
+    """An event that is set again once it has come: a third of what a new Timeout costs."""
+
+    def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None]) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+        self._all = [callback]
+        self.callbacks = None  # type: ignore[assignment]  # what SimPy leaves of an event that has come
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it is still to come."""
+        return self.callbacks is not None
+
+    def set(self, delay_s: float) -> None:
+        """Lets it come after so many seconds; it must not be set already."""
+        self.callbacks = self._all
+        self.env.schedule(self, delay=delay_s)
 
 
 class Later(simpy.Event):

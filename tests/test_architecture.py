@@ -58,9 +58,10 @@ ONLY = {
     "hybrid": {"core", "policy", "queue", "timeline"},
     "link": {"core", "instance", "log", "pool"},
     "law": set(),
-    "source": {"core"},
+    "events": {"timeline"},
+    "source": {"core", "events"},
     "regress": {"check", "config", "core", "flowsim", "names"},
-    "report": {"by_class", "core", "log", "metrics", "names", "summary"},
+    "report": {"by_class", "core", "log", "metrics", "names", "profile", "summary"},
     "variants": {"config", "names"},
     "study": {"metrics", "names", "profile", "report", "variants"},
     "flowsim": {
