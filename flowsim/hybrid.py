@@ -6,6 +6,7 @@ The rules are those of a production write-up (docs/policies.md). This module kno
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from flowsim.core import Batch, Job, Part
@@ -61,6 +62,7 @@ class HybridChunked:
         tokens: of a step.
         chunk: of one prompt in a step, at most; None: the budget.
         order: who is first: `interactive_first`, `interactive_lifo`, `arrival`, or a function or its dotted path.
+        interactive_s: requests with a TTFT SLO of at most so many seconds are interactive.
         age_s: a prompt that arrived so long ago precedes all others, so that a stream of interactive ones cannot starve
             it. inf: never.
 
@@ -76,21 +78,28 @@ class HybridChunked:
         tokens: int = 2048,
         chunk: int | None = 512,
         order: Order | str = "interactive_first",
+        interactive_s: float = 1.0,
         age_s: float = math.inf,
     ) -> None:
         for name, value in (("tokens", tokens), ("chunk", chunk)):
             if (value is not None or name != "chunk") and not (isinstance(value, int) and value >= 1):
                 raise ValueError(f"policy.{name} is {value!r}; it must be a whole number, at least 1")
+        if not interactive_s >= 0.0:
+            raise ValueError(f"policy.interactive_s is {interactive_s}; it must be at least 0")
         if not age_s > 0.0:
             raise ValueError(f"policy.age_s is {age_s}; it must be above 0 (inf for no ageing)")
         self.tokens = tokens
         self.chunk = chunk
-        self.order: Order = named(order, HYBRID_ORDERS, "policy.order")
+        shipped = {name: make(interactive_s) for name, make in HYBRID_ORDERS.items()}
+        self.order: Order = named(order, shipped, "policy.order")
+        self.interactive_s = interactive_s
         self.age_s = age_s
         self._order = aged(age_s, self.order) if age_s < math.inf else self.order
 
     def select(self, view: View) -> Batch | None:
         running = view.running
+        if running is None and view.suspended:
+            return next(iter(view.suspended))  # no batch of this policy is ever paused
         if running is not None and (running.parts or not view.waiting):
             return running  # a step of both goes to its end
         decodes, parts = self._step(view)
@@ -126,8 +135,8 @@ class HybridChunked:
         return f"HybridChunked(tokens={self.tokens}, chunk={self.chunk}, order={order}, age_s={self.age_s})"
 
 
-HYBRID_ORDERS: dict[str, Order] = {
-    "interactive_first": InteractiveFirst(),
-    "interactive_lifo": InteractiveLIFO(),
-    "arrival": arrival,
+HYBRID_ORDERS: dict[str, Callable[[float], Order]] = {
+    "interactive_first": InteractiveFirst,
+    "interactive_lifo": InteractiveLIFO,
+    "arrival": lambda _: arrival,
 }
