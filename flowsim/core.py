@@ -8,17 +8,21 @@ from __future__ import annotations
 import enum
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from flowsim.timeline import Iterations, Timeline
 
-__all__ = ["Batch", "Job", "Outcome", "Part", "PolicyError", "Reason", "Request"]
+__all__ = ["Batch", "FailedRunsError", "Job", "Outcome", "Part", "PolicyError", "Reason", "Request"]
 
 
 class PolicyError(RuntimeError):
     """A policy gave an answer that the contract of `select` forbids."""
+
+
+class FailedRunsError(RuntimeError):
+    """Some runs of a study failed, and are listed; the others are in its results."""
 
 
 class Outcome(enum.Enum):
@@ -148,6 +152,11 @@ class Job:
     def context_tokens(self) -> int:
         """Tokens that the next one is computed from: the request's prompt, and those generated."""
         return self.request.prompt_tokens + self.generated_tokens
+
+    def block_name(self, place: int) -> Hashable:
+        """What the KV block at a place of its context is called: its id in the workload, or one of the job's own."""
+        hashes = self.request.prefix_hashes
+        return hashes[place] if place < len(hashes) else (self.id, place)
 
     def __repr__(self) -> str:
         return f"Job({self.id}, {self.done_tokens}/{self.prompt_tokens} tokens, due {self.deadline_s:.3f} s)"
