@@ -233,7 +233,8 @@ def slo_mark(slo_s: float, met: float, told: str, colour: int, group: str) -> Fi
     """The dotted line under a distribution's value at the SLO."""
     return {
         "type": "scatter", "mode": "lines+markers", "x": [slo_s, slo_s], "y": [0, met], "colour": colour,
-        "name": plain(told), "legendgroup": group, "showlegend": False, "hovertemplate": f"{plain(told)}<extra></extra>",
+        "name": plain(told), "legendgroup": group, "showlegend": False,
+        "hovertemplate": f"{plain(told)}<extra></extra>",
         "line": {"dash": "dot", "width": 1},
         "marker": {"size": [0, 9], "symbol": "circle-open-dot", "line": {"width": 2}},
     }  # fmt: skip
