@@ -198,6 +198,7 @@ def described(first: int, pool: Pool, policy: Policy, latency: LatencyModel) -> 
         "tp": latency.tp,
         "stops": latency.stops.value,
         "pass_tokens": latency.pass_tokens,
+        "block_tokens": pool.block_tokens,
         "request_s": latency.profile.request_s,
         "idles": bool(getattr(policy, "idles", False)) or isinstance(getattr(policy, "consult", None), Polling),
     }
