@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,14 +24,15 @@ import flowsim
 from flowsim import LatencyModel, load_profile
 from flowsim.bound import BATCHINGS, goodput_bound
 from flowsim.config import build, compose
+from flowsim.explain import explain, misses_by_cause
 
 FOLDER = Path("outputs") / "beyond"
 JOBS = 2
 SEEDS = (0, 1)
 HEADLINE_SEEDS = (0, 1, 2, 3, 4)
-NUM_REQUESTS = 1500
+NUM_REQUESTS = 1000
 HEADLINE_REQUESTS = 2000
-FOUR_REQUESTS = 4000  # of four instances together
+FOUR_REQUESTS = 2400  # of four instances together
 
 SCENARIOS: dict[str, list[str]] = {
     "Poisson": [],
@@ -75,6 +77,13 @@ ROUTERS = ("round_robin", "least_work", "slack_aware", "feasible_routing")
 SUSPENDED_S = (math.inf, 5.0, 1.0, 0.2, 0.05)
 SUSPENSION_RPS = (6.0, 10.0)
 
+MISSES: dict[str, list[str]] = {
+    "FlowPrefill": ["policy=flowprefill"],
+    "FlowPrefill, layer stops": ["policy=layer_sedf"],
+    "feasible set": ["policy=feasible_set"],
+}
+MISSES_RPS = 14.0
+
 MODEL = LatencyModel(load_profile("llama3-8b", "a100"))
 Cells = list[dict[str, Any]]
 
@@ -83,24 +92,17 @@ Cells = list[dict[str, Any]]
 
 
 def run_all(folder: Path) -> None:
-    """Every study, its table written as soon as it is there."""
-    studies: dict[str, Callable[[Path], pd.DataFrame]] = {
-        "headline": headline,
-        "scenarios": scenarios,
-        "bounds": bounds,
-        "suspension": suspension,
-        "fairness": fairness,
-        "checks": checks,
-        "scales": scales,
-        "errors": errors,
-        "instances": instances,
-    }
+    """Every study that has no table yet, each table written as soon as it is there, and the seconds they took."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, study in studies.items():
+    times = folder / "run_times.csv"
+    for name, study in STUDIES.items():
         if (folder / f"{name}.csv").exists():
             continue
         print(name, file=sys.stderr, flush=True)
+        began_s = perf_counter()
         study(folder).to_csv(folder / f"{name}.csv", index=False)
+        row = pd.DataFrame([{"study": name, "seconds": perf_counter() - began_s}])
+        row.to_csv(times, mode="a", index=False, header=not times.exists())
 
 
 def searched(
@@ -249,7 +251,27 @@ def _bound(
         return found
 
     start_rps = 15.0 * count
-    return name, batching, goodput_bound(workload, MODEL, instances=count, batching=batching, start_rps=start_rps)
+    return (
+        name,
+        batching,
+        goodput_bound(workload, MODEL, instances=count, batching=batching, start_rps=start_rps, tolerance=0.01),
+    )
+
+
+def misses(_folder: Path) -> pd.DataFrame:
+    """Why requests missed, by policy, at one rate."""
+    rows = []
+    for name, overrides in MISSES.items():
+        config = compose([*overrides, f"workload.rate_rps={MISSES_RPS}", f"workload.num_requests={HEADLINE_REQUESTS}"])
+        counts = misses_by_cause(explain(build(config).run()))
+        rows += [(name, cause, sum(by_class.values())) for cause, by_class in counts.items()]
+    return pd.DataFrame(rows, columns=["policy", "cause", "misses"])
+
+
+STUDIES: dict[str, Callable[[Path], pd.DataFrame]] = {
+    study.__name__: study
+    for study in (headline, scenarios, bounds, suspension, checks, fairness, instances, errors, scales, misses)
+}
 
 
 def main() -> None:

@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import hydra
 from hydra.errors import (
@@ -34,6 +35,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from flowsim.core import Request
 from flowsim.latency import LatencyModel, Predictor
+from flowsim.load import offered_load
 from flowsim.metrics import Result
 from flowsim.names import shipped, unknown
 from flowsim.policy import Policy
@@ -126,6 +128,24 @@ class Setup:
             cooldown_s=self.cooldown_s,
             progress=progress,
             stop=stop,
+        )
+
+    def offered_load(self) -> float | None:
+        """The share of the cluster's capacity that the workload asks for; None where arrivals depend on the run."""
+        if not isinstance(self.requests, Sequence):
+            return None
+        cluster = Cluster.of(self.cluster)
+        return offered_load(
+            self.requests,
+            [
+                (
+                    pool.instances,
+                    pool.hardware(self.latency).bound(
+                        pass_tokens=pool.pass_tokens, stops=(pool.policy or self.policy).stops
+                    ),
+                )
+                for pool in cluster.pools.values()
+            ],
         )
 
 
@@ -277,7 +297,7 @@ def _parameters(target: Callable[..., Any]) -> tuple[list[str], dict[str, Any], 
 
 def _check_type(value: Any, annotation: Any, key: str) -> None:
     """Raises where a plain number, switch or text is asked for and something else was given."""
-    allowed = set(get_args(annotation)) or {annotation}
+    allowed = set(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else {annotation}
     if not allowed <= {int, float, bool, str, Path, type(None)}:
         return
     if value is None and type(None) in allowed:

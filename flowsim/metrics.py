@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from flowsim import markup
+from flowsim.by_class import CLASS_HEADER, class_rows
 from flowsim.core import Outcome, Reason, Request
 from flowsim.latency import LatencyModel
 from flowsim.log import Columns, Ended, Log, Table
@@ -110,6 +112,9 @@ class Result:
         run = self.run
         return f"Result({figures['requests']} requests, {attained}, {run['model']} on {figures['gpus']} x {run['gpu']})"
 
+    def _repr_html_(self) -> str:
+        return markup.table(repr(self), class_rows(self.tables["requests"], self.summary()), CLASS_HEADER)
+
     @cached_property
     def requests(self) -> pd.DataFrame:
         """A row per request, in order of arrival; `docs/results.md` describes each column."""
@@ -169,8 +174,16 @@ class Result:
         if missing:
             raise ValueError(f"{folder}: not a run's folder, {', '.join(missing)} missing")
         run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        if "pools" not in run:
+            run["pools"] = _one_pool(run)
         there = [*TABLES, *(name for name in DECODE_TABLES if (folder / f"{name}.csv").is_file())]
         return Result({name: _read(folder / f"{name}.csv") for name in there}, run)
+
+
+def _one_pool(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The pools of a run from before clusters had several."""
+    keys = ("gpu", "tp", "stops", "pass_tokens", "request_s", "idles")
+    return {"prefill": {"instances": [0, run["instances"] - 1], **{key: run[key] for key in keys}}}
 
 
 def _requests(
