@@ -12,11 +12,10 @@ import pandas as pd
 from scipy import stats
 
 from experiments import beyond
-from flowsim.report.style import PAGE_IN, drawn, figure_of, legend_above, looks, save
+from experiments.beyond_figures import ALONE, ANY, causes, shares
+from flowsim.report.style import save
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-ANY = "any schedule"
-ALONE = "any without batching"
 
 
 def write(folder: Path) -> None:
@@ -31,8 +30,8 @@ def write(folder: Path) -> None:
         raise ValueError(f"{folder} lacks {', '.join(missing)}; run python -m experiments.beyond first")
     tables = {name: pd.read_csv(folder / f"{name}.csv") for name in names}
     bound = _bounds(tables["bounds"])
-    save(_shares_figure(tables["scenarios"], bound), DOCS / "img" / "beyond_share.png")
-    save(_causes_figure(tables["misses"]), DOCS / "img" / "beyond_causes.png")
+    save(shares(_pivot(tables["scenarios"]), bound), DOCS / "img" / "beyond_share.png")
+    save(causes(tables["misses"]), DOCS / "img" / "beyond_causes.png")
     sections = [
         _opening(tables["run_times"]),
         _best_possible(tables, bound),
@@ -386,56 +385,6 @@ The first three were tried in passing (2000 requests, two seeds) and are not in 
 - Requests do not move between instances once routed. The bound of four instances lets them, so part of the
   distance to it is that.
 """
-
-
-# ---------------------------------------------------------------- figures
-
-
-@drawn
-def _shares_figure(table: pd.DataFrame, bound: pd.DataFrame):
-    goodput = _pivot(table)
-    figure = figure_of(PAGE_IN, 0.4)
-    axes = figure.subplots()
-    look = looks(beyond.POLICIES)
-    for place, name in enumerate(beyond.POLICIES):
-        share = [100.0 * goodput.loc[one, name] / bound.loc[one, ANY] for one in beyond.SCENARIOS]
-        x = [at + (place - (len(beyond.POLICIES) - 1) / 2) * 0.1 for at in range(len(share))]
-        axes.plot(x, share, look[name].marker, color=look[name].colour, label=name, markersize=5)
-    alone = [100.0 * bound.loc[one, ALONE] / bound.loc[one, ANY] for one in beyond.SCENARIOS]
-    for at, level in enumerate(alone):
-        label = "no schedule without batching is above" if at == 0 else None
-        axes.hlines(level, at - 0.4, at + 0.4, colors="0.4", linestyles="--", linewidth=1.0, label=label)
-    axes.set_xticks(range(len(beyond.SCENARIOS)), list(beyond.SCENARIOS))
-    axes.set(ylabel="goodput, % of the bound\nof any schedule", ylim=(0, 105))
-    axes.grid(axis="y", alpha=0.4)
-    legend_above(figure)
-    return figure
-
-
-@drawn
-def _causes_figure(table: pd.DataFrame):
-    pivot = table.pivot(index="cause", columns="policy", values="misses").fillna(0)
-    pivot = pivot.loc[pivot.sum(axis=1).sort_values(ascending=False).index, list(beyond.MISSES)]
-    figure = figure_of(PAGE_IN, 0.3)
-    axes = figure.subplots()
-    look = looks(pivot.index)
-    left = pd.Series(0.0, index=pivot.columns)
-    for cause in pivot.index:
-        kind = look[cause]
-        axes.barh(
-            pivot.columns,
-            pivot.loc[cause],
-            left=left,
-            color=kind.colour,
-            hatch=kind.hatch,
-            edgecolor="white",
-            label=cause,
-        )
-        left += pivot.loc[cause]
-    axes.invert_yaxis()
-    axes.set(xlabel="requests that missed their TTFT SLO")
-    legend_above(figure)
-    return figure
 
 
 # ---------------------------------------------------------------- tables
