@@ -59,7 +59,7 @@ class Transfers:
             if blocks > target.kv.free_blocks - target.stage.reserved_blocks():
                 return
             queue.popleft()
-            target.kv.take(job.id, blocks)
+            target.kv.take(job.id, blocks, job.block_name)
             target.log_kv()
             self._send(job, source, target, asked_s)
 
