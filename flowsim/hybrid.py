@@ -121,7 +121,7 @@ class HybridChunked:
                     decodes.append(job)
                     room -= 1
                 continue
-            part = Part(job, min(job.left_tokens, room, self.chunk or room))
+            part = Part(job, min(view.left_tokens(job), room, self.chunk or room))
             if not job.done_tokens:
                 blocked = blocked or not view.fits([*parts, part], decodes)
                 if blocked:

@@ -56,7 +56,7 @@ class Transfers:
         while queue and not any(job.left_tokens for job in target.view.waiting):
             job, source, asked_s = queue[0]
             blocks = target.kv.blocks(job.context_tokens)
-            if blocks > target.kv.free_blocks - target.stage.reserved_blocks():
+            if target.kv.needs(job.block_name, blocks) > target.kv.free_blocks - target.stage.reserved_blocks():
                 return
             queue.popleft()
             target.kv.take(job.id, blocks, job.block_name)
