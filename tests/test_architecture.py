@@ -23,6 +23,7 @@ LAYERS = (
     (
         "log",
         "contract",
+        "lockstep",
         "record",
         "stage",
         "decoding",
@@ -62,6 +63,7 @@ ONLY = {
     "feasible": {"core", "names", "policy", "queue", "timeline"},
     "bound": {"core", "latency", "names", "timeline"},
     "contract": {"core", "names", "policy", "view"},
+    "lockstep": {"core", "events"},
     "record": {"core", "log"},
     "stage": {"core", "kv", "latency", "log", "view"},
     "decoding": {"core", "latency", "stage", "timeline", "view"},
@@ -95,7 +97,7 @@ ONLY = {
 }
 # Packages that only some modules may import, at the top or inside a function.
 KEPT_TO = {
-    "simpy": {"events", "instance", "cluster", "link", "sim", "source"},
+    "simpy": {"events", "instance", "cluster", "link", "lockstep", "sim", "source"},
     "hydra": {"config", "variants", "__main__"},
     "omegaconf": {"config", "variants", "__main__"},
     "joblib": {"study"},
