@@ -91,12 +91,11 @@ class Explain:
             predicted_s = _predicted_s(setup)
         else:
             result, predicted_s = Result.load(self.run), None
-            title = self.run
         misses = explain(result, predicted_s)
         write_misses(misses, folder / "misses.csv")
         if not quiet:
             console = Console(markup=False)
-            console.print(cause_table(misses, title))
+            console.print(cause_table(misses))
             for cause in misses_by_cause(misses):
                 console.print(f"{cause}: {CAUSES[cause]}", highlight=False, soft_wrap=True)
             console.print(f"each miss in {folder / 'misses.csv'}", highlight=False, soft_wrap=True)
@@ -123,11 +122,11 @@ def write_misses(misses: Sequence[Miss], path: Path) -> None:
             rows.writerow([miss.request, miss.slo_class, miss.cause, miss.slack_s, late_s, *seconds])
 
 
-def cause_table(misses: Sequence[Miss], title: str) -> Table:
+def cause_table(misses: Sequence[Miss]) -> Table:
     """Misses by cause and class, and in all."""
     counts = misses_by_cause(misses)
     classes = sorted({miss.slo_class for miss in misses})
-    table = _table(f"{len(misses)} requests missed their SLO: {title}")
+    table = _table(f"{len(misses)} requests missed their SLO")
     table.add_column("cause", no_wrap=True)
     for name in (*classes, "all", "share"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -83,23 +83,26 @@ class JointDeadline:
         batch_s = queue[0].left_s
         passed_s, spare_s = 0.0, math.inf  # of those passed over: their seconds, the least time to spare
         for planned in queue[1 : self.lookahead + 1]:
-            job = planned.work
-            if (
-                isinstance(job, Job)
-                and total + job.left_tokens <= self.tokens
-                and view.fits(joined := [*parts, Part(job, job.left_tokens)])
-            ):
+            joined = self._joined(parts, total, planned.work, view)
+            if joined is not None:
                 joined_s = view.cost_s(joined) - request_s
                 longer_s = joined_s - batch_s
                 earliest_s = min(due_s, planned.due_s - self.margin_s)
                 if longer_s <= min(spare_s, planned.left_s) and now_s + joined_s <= earliest_s:
                     parts, batch_s, due_s = joined, joined_s, earliest_s
-                    total += job.left_tokens
+                    total += joined[-1].tokens
                     spare_s -= longer_s
                     continue
             passed_s += planned.left_s
             spare_s = min(spare_s, planned.due_s - now_s - batch_s - passed_s)
         return Batch(parts)
+
+    def _joined(self, parts: list[Part], total: int, work: Job | Batch, view: View) -> list[Part] | None:
+        """The parts and the work's, if it waits, and fits into the tokens and the KV that are left."""
+        if isinstance(work, Batch) or total + work.left_tokens > self.tokens:
+            return None
+        joined = [*parts, Part(work, work.left_tokens)]
+        return joined if view.fits(joined) else None
 
 
 class FeasibleSet:
