@@ -92,18 +92,22 @@ class PrefillStage:
 
     def take(self, batch: Batch) -> None:
         own = self._instance
-        waiting, kv = own.view.waiting, own.kv
+        waiting, kv, index = own.view.waiting, own.kv, own.index
+        add, number = own.log.batches.add, batch.number
         slowest = own.slowest()
         tokens = [(part.tokens, part.job.done_tokens) for part in batch.parts]
         batch.timeline = own.latency.timeline(tokens, slowest)
         batch.predicted_s = own.predictor.batch_s(tokens)
         for position, (job, new) in enumerate(batch.parts):
             waiting.remove(job)
-            if not job.done_tokens:
-                kv.take(job.id, kv.blocks(job.prompt_tokens))
+            if job.done_tokens:
+                batch.blocks += kv.held(job.id)
+            else:
+                blocks = kv.blocks(job.prompt_tokens)
+                kv.take(job.id, blocks)
+                batch.blocks += blocks
                 job.start_s = batch.since_s
-            batch.blocks += kv.held(job.id)
-            own.log.batches.add((batch.number, own.index, job.id, position, new, job.done_tokens, slowest))
+            add((number, index, job.id, position, new, job.done_tokens, slowest))
 
     def advance(self, batch: Batch) -> None:
         raise AssertionError("an instance that only prefills plans no batch ahead")
