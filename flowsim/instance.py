@@ -18,9 +18,10 @@ from flowsim.core import Batch, Job, Outcome, PolicyError, Reason, Request
 from flowsim.events import Alarm, Later, Poller
 from flowsim.kv import Blocks
 from flowsim.latency import LatencyModel, Predictor
+from flowsim.lockstep import Lockstep
 from flowsim.log import Ended, Log
 from flowsim.policy import Policy, Polling, View
-from flowsim.record import request_row, segment_row
+from flowsim.record import held_by, log_unfinished, request_row, segment_row
 from flowsim.stage import PrefillStage, Stage, has_started
 from flowsim.timeline import INSTANT_S, Stop
 from flowsim.view import InstanceView
@@ -45,7 +46,8 @@ class Instance:
         async_steps: 1 where a batch is planned while the one before it runs, as asynchronous engines do: an arrival
             is then seen when a batch ends, and is in the one after the next.
         slowest: draws, for each batch, the factor by which its slowest rank is off.
-        prefilled: called with each request that goes on to decode here, when its first token is out.
+        group: the clock of the ranks that this one steps together with; its batches then run to their ends.
+        prefilled: called with each request that decodes here, when its first token is out.
         ended: called with each request and the second at which it finished (or was rejected).
     """
 
@@ -65,6 +67,7 @@ class Instance:
         max_sequences: float = math.inf,
         stage: Callable[[Instance], Stage] = PrefillStage,
         async_steps: int = 0,
+        group: Lockstep | None = None,
         prefilled: Callable[[Request], None] = lambda _: None,
     ) -> None:
         self.env = env
@@ -81,6 +84,9 @@ class Instance:
         self.slowest = slowest
         self.stage = stage(self)
         self._plans_ahead = async_steps > 0
+        self._group = group
+        if group is not None:
+            group.join(self)
         self._planned: Batch | None = None
         self._idles = bool(getattr(policy, "idles", False))
         self._admit: Callable[[View, Job], bool] | None = getattr(policy, "admit", None)
@@ -107,14 +113,12 @@ class Instance:
         view.now_s = self.env.now
         job = Job(request)
         if self.kv.blocks(self.stage.most_tokens(request)) > self.kv.total_blocks:
-            self.reject(job, Reason.TOO_LARGE)
-            return
+            return self.reject(job, Reason.TOO_LARGE)
         if self._admit is not None and not self._admit(view, job):
-            self.reject(job, Reason.ADMISSION)
-            return
+            return self.reject(job, Reason.ADMISSION)
         if request.abandon_s < math.inf:
             simpy.Timeout(self.env, request.abandon_s).callbacks.append(lambda _: self._abandon(job))
-        self.join(job)
+        return self.join(job)
 
     def join(self, job: Job) -> None:
         """A job waits here from now on: a new one, or one whose prefill was done elsewhere and whose KV has come."""
@@ -158,9 +162,9 @@ class Instance:
 
     def _wake(self) -> None:
         """Decides, but only once everything else that happens at this instant is in."""
-        if self._deciding:
+        if self._deciding or (self._group is not None and self._group.busy and self.view.running is None):
             return
-        if self.env.peek() > self.view.now_s:
+        if self.env.peek() > self.env.now:
             self._decide()
         else:
             self._deciding = True
@@ -225,7 +229,10 @@ class Instance:
         if self._plans_ahead:
             self.stage.advance(batch)
             self._wake()
-        self._run_to(batch, self._next_stop(batch) if self._at_stops else batch.timeline.end)
+        if self._group is not None:
+            self._group.run(self, batch)
+        else:
+            self._run_to(batch, self._next_stop(batch) if self._at_stops else batch.timeline.end)
 
     def _plan(self, running: Batch) -> None:
         """Chooses and takes the batch that follows the one that runs, as if that had ended."""
@@ -317,18 +324,20 @@ class Instance:
         paused = bool(batch.parts) and not at_end
         if self._flagged_for is not None:
             self._acknowledge(batch, self._flagged_for, paused=paused)
+        ahead = self._plans_ahead  # then the jobs are where the batch brings them already
+        unfinished = not at_end or any(job.left_tokens > (0 if ahead else new) for job, new in batch.parts)
+        ended = Ended.PAUSED if paused else Ended.PASS if unfinished else Ended.FINISHED
+        met_s = self._barrier_s
+        self.log.segments.add(segment_row(self.index, batch, view.now_s - met_s, stop.operators, ended, met_s))
         if paused:
-            self._log_segment(batch, stop, Ended.PAUSED)
             self._suspend(batch, stop)
         else:
-            ahead = self._plans_ahead  # then the jobs are where the batch brings them already
-            finished = at_end and all(job.left_tokens <= (0 if ahead else new) for job, new in batch.parts)
-            self._log_segment(batch, stop, Ended.FINISHED if finished else Ended.PASS)
             self.stage.end(batch, stop.operators)
             self.log_kv()
         self._barrier_s = 0.0
         planned, self._planned = self._planned, None
         if planned is not None:
+            planned.since_s = self.env.now
             self._run(planned)
         elif view.waiting or view.suspended or view.decodes:
             self._wake()
@@ -352,26 +361,30 @@ class Instance:
         self.view.suspended.add(batch)
         self.log_kv()
 
+    def over(self) -> None:
+        """The step of the group that this rank's batch was in is over."""
+        batch = self.view.running
+        assert batch is not None
+        now_s = self.view.now_s = self.env.now
+        self._barrier_s = now_s - batch.since_s - batch.timeline.total_s
+        self._stopped(batch, batch.timeline.end, at_end=True)
+
+    def wake(self) -> None:
+        """Looks for something to run, after a step of the group in which this rank had nothing."""
+        if self.view.waiting:
+            self._wake()
+
     def close(self, now_s: float, *, drained: bool) -> None:
         """The run is over: what has not finished is logged as such, and a running segment as cut.
 
         Raises:
             PolicyError: nothing more would happen (`drained`), and work is left by a policy that must not idle.
         """
-        view = self.view
-        running = view.running
+        view, running = self.view, self.view.running
         if drained and not self._idles:
             self._must_not(left_breach(view))
-        if running is not None and running.since_s < now_s:
-            end_s = min(now_s, running.since_s + running.timeline.total_s - running.done_s)
-            self.log.segments.add(segment_row(self.index, running, end_s, running.operators, Ended.CUT))
-        for batch in view.suspended:
-            for job, _ in batch.parts:
-                job.suspended_s += now_s - batch.suspended_at_s
-        held = {job.id: job for batch in (running, self._planned, *view.suspended) if batch for job, _ in batch.parts}
-        held |= {job.id: job for job in (*view.waiting, *self.stage.under_way())}
-        for job in held.values():
-            self.log_request(job, math.nan, Outcome.UNFINISHED)
+        jobs = [*held_by(running), *held_by(self._planned), *view.waiting, *self.stage.under_way()]
+        log_unfinished(self.log, self.index, running, view.suspended, now_s, jobs)
 
     def _must_not(self, breach: Breach | None) -> None:
         """Raises for a breach of the contract of `select`."""
@@ -379,15 +392,8 @@ class Instance:
             where = f"t={self.env.now:.6f} s, instance {self.index}: {type(self.policy).__name__}"
             raise PolicyError(f"{where} {breach.did}. Allowed: {breach.allowed}.")
 
-    # ---------------------------------------------------------------- the log
-
-    def _log_segment(self, batch: Batch, stop: Stop, ended: Ended) -> None:
-        met_s = self._barrier_s
-        self.log.segments.add(segment_row(self.index, batch, self.view.now_s - met_s, stop.operators, ended, met_s))
-
     def log_kv(self) -> None:
         self.log.kv.add((self.view.now_s, self.index, self.kv.free_blocks, self._suspended_blocks))
 
     def log_request(self, job: Job, finish_s: float, outcome: Outcome, reason: Reason | None = None) -> None:
-        """Writes down what became of a request, once, where it ended."""
         self.log.requests.add(request_row(self.index, job, finish_s, outcome, reason))

@@ -20,7 +20,7 @@ LAYERS = (
     ("core",),
     ("names", "markup", "profile", "latency", "load", "predictor", "kv", "queue", "workload", "profiler"),
     ("view", "policy", "batching", "bound", "feasible", "rivals", "hybrid"),
-    ("log", "contract", "record", "stage", "decoding", "events", "instance", "router", "pool", "source"),
+    ("log", "contract", "lockstep", "record", "stage", "decoding", "events", "instance", "router", "pool", "source"),
     ("link", "cluster"),
     ("tokens", "law", "metrics", "summary", "by_class", "check_transfers", "check"),
     ("sim",),
@@ -50,6 +50,7 @@ ONLY = {
     "feasible": {"core", "names", "policy", "queue", "timeline"},
     "bound": {"core", "latency", "names", "timeline"},
     "contract": {"core", "names", "policy", "view"},
+    "lockstep": {"core", "events"},
     "record": {"core", "log"},
     "stage": {"core", "kv", "latency", "log", "view"},
     "decoding": {"core", "latency", "stage", "timeline", "view"},
@@ -81,7 +82,7 @@ ONLY = {
 }
 # Packages that only some modules may import, at the top or inside a function.
 KEPT_TO = {
-    "simpy": {"events", "instance", "cluster", "link", "sim", "source"},
+    "simpy": {"events", "instance", "cluster", "link", "lockstep", "sim", "source"},
     "hydra": {"config", "variants", "__main__"},
     "omegaconf": {"config", "variants", "__main__"},
     "joblib": {"study"},
