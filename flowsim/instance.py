@@ -15,7 +15,7 @@ import simpy
 
 from flowsim.contract import Breach, answer_breach, batch_breach, idle_breach, left_breach, policy_breach
 from flowsim.core import Batch, Job, Outcome, PolicyError, Reason, Request
-from flowsim.events import Later
+from flowsim.events import Later, Poller
 from flowsim.kv import Blocks
 from flowsim.latency import LatencyModel, Predictor
 from flowsim.log import Ended, Log
@@ -45,6 +45,7 @@ class Instance:
         async_steps: 1 where a batch is planned while the one before it runs, as asynchronous engines do: an arrival
             is then seen when a batch ends, and is in the one after the next.
         slowest: draws, for each batch, the factor by which its slowest rank is off.
+        prefilled: called with each request that goes on to decode here, when its first token is out.
         ended: called with each request and the second at which it finished (or was rejected).
     """
 
@@ -64,6 +65,7 @@ class Instance:
         max_sequences: float = math.inf,
         stage: Callable[[Instance], Stage] = PrefillStage,
         async_steps: int = 0,
+        prefilled: Callable[[Request], None] = lambda _: None,
     ) -> None:
         self.env = env
         self.index = index
@@ -73,6 +75,7 @@ class Instance:
         self.kv = kv
         self.log = log
         self.ended = ended
+        self.prefilled = prefilled
         limits = {"max_batches": max_batches, "max_sequences": max_sequences}
         self.view = InstanceView(predictor, kv, request_s=latency.profile.request_s, **limits)
         self.slowest = slowest
@@ -85,10 +88,9 @@ class Instance:
         if breach is not None:
             raise PolicyError(f"{type(policy).__name__} {breach.did}. Allowed: {breach.allowed}.")
         consult = getattr(policy, "consult", "events")
-        self._period_s = consult.period_s if isinstance(consult, Polling) else None
+        self._poller = Poller(env, consult.period_s, self._poll) if isinstance(consult, Polling) else None
         self._at_stops = consult == "stops"
         self._deciding = False  # a decision is due later in this instant
-        self._polling = False  # a poll is due
         self._timer: simpy.Event | None = None  # the one that counts; those set before are ignored
         self._stop: Stop | None = None  # where the running batch is when the timer fires
         self._barrier_s = 0.0  # of which the last part is the ranks' barrier
@@ -105,10 +107,10 @@ class Instance:
         view.now_s = self.env.now
         job = Job(request)
         if self.kv.blocks(self.stage.most_tokens(request)) > self.kv.total_blocks:
-            self._reject(job, Reason.TOO_LARGE)
+            self.reject(job, Reason.TOO_LARGE)
             return
         if self._admit is not None and not self._admit(view, job):
-            self._reject(job, Reason.ADMISSION)
+            self.reject(job, Reason.ADMISSION)
             return
         if request.abandon_s < math.inf:
             simpy.Timeout(self.env, request.abandon_s).callbacks.append(lambda _: self._abandon(job))
@@ -119,8 +121,8 @@ class Instance:
         view = self.view
         view.now_s = self.env.now
         view.waiting.add(job)
-        if self._period_s is not None:
-            self._poll_later(self._period_s)
+        if self._poller is not None:
+            self._poller.wake()
         elif view.running is None or not (self._at_stops or self._plans_ahead):
             self._wake()
 
@@ -128,10 +130,11 @@ class Instance:
         """Takes back the KV blocks of a job that was handed over; freed blocks wake an idle instance."""
         self.kv.give(job.id)
         self.log_kv()
-        if self.view.running is None and self.view.waiting and self._period_s is None:
+        if self.view.running is None and self.view.waiting and self._poller is None:
             self._wake()
 
-    def _reject(self, job: Job, reason: Reason) -> None:
+    def reject(self, job: Job, reason: Reason) -> None:
+        """A request ends before it began."""
         self.log_request(job, math.nan, Outcome.REJECTED, reason)
         self.ended(job.request, self.env.now)
 
@@ -142,26 +145,15 @@ class Instance:
             return
         view.now_s = self.env.now
         view.waiting.remove(job)
-        self._reject(job, Reason.ABANDONED)
-        if view.running is None and view.waiting and self._period_s is None:
+        self.reject(job, Reason.ABANDONED)
+        if view.running is None and view.waiting and self._poller is None:
             self._wake()
 
-    def _poll_later(self, period_s: float) -> None:
-        """Decides at the next multiple of the period, and then at each while there is work."""
-        if not self._polling:
-            self._polling = True
-            number = math.ceil((self.env.now - INSTANT_S) / period_s)
-            Later(self.env, self._poll, max(0.0, number * period_s - self.env.now))
-
-    def _poll(self, _event: simpy.Event) -> None:
-        self._polling = False
+    def _poll(self) -> bool:
+        """Decides; answers whether there is work to go on polling for."""
         self._decide()
-        view, period_s = self.view, self._period_s
-        assert period_s is not None
-        if view.running is not None or view.waiting or view.suspended:
-            self._polling = True
-            number = math.floor((self.env.now + INSTANT_S) / period_s) + 1
-            Later(self.env, self._poll, number * period_s - self.env.now)
+        view = self.view
+        return view.running is not None or bool(view.waiting) or bool(view.suspended) or bool(view.decodes)
 
     def _wake(self) -> None:
         """Decides, but only once everything else that happens at this instant is in."""
