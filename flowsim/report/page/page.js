@@ -259,9 +259,9 @@
           return one === this.focus ? `<b>▸ ${label}</b>` : label;
         }));
       const layout = {
-        height: 130 + 17 * ticks.length, barmode: "overlay", dragmode: "zoom", hovermode: "closest", margin: { l: 110, r: 14, t: 34, b: 46 },
-        legend: { orientation: "h", y: 1, yanchor: "bottom" },
-        xaxis: { title: { text: "simulated time [s]" }, range: [from_s, to_s] },
+        height: 130 + 17 * ticks.length, barmode: "overlay", dragmode: "zoom", hovermode: "closest", margin: { l: 110, r: 14, t: 96, b: 12 },
+        legend: { orientation: "h", x: 0, y: 1, yref: "container", yanchor: "top" },
+        xaxis: { title: { text: "simulated time [s]" }, side: "top", range: [from_s, to_s] },
         yaxis: { tickvals: ticks.map((_, row) => row), ticktext: ticks, range: [ticks.length - 0.4, -0.6], fixedrange: true, zeroline: false, tickfont: { size: 11 } },
         shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: run.instances - 0.5, y1: run.instances - 0.5, line: { width: 1 }, tint: "--line" }],
       };
