@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import textwrap
@@ -24,16 +25,15 @@ def write(folder: Path) -> None:
     Raises:
         ValueError: a table is missing.
     """
-    names = (*beyond.STUDIES, "run_times")
-    missing = [name for name in names if not (folder / f"{name}.csv").exists()]
+    missing = [name for name in beyond.STUDIES if not (folder / f"{name}.csv").exists()]
     if missing:
         raise ValueError(f"{folder} lacks {', '.join(missing)}; run python -m experiments.beyond first")
-    tables = {name: pd.read_csv(folder / f"{name}.csv") for name in names}
+    tables = {name: pd.read_csv(folder / f"{name}.csv") for name in beyond.STUDIES}
     bound = _bounds(tables["bounds"])
     save(shares(_pivot(tables["scenarios"]), bound), DOCS / "img" / "beyond_share.png")
     save(causes(tables["misses"]), DOCS / "img" / "beyond_causes.png")
     sections = [
-        _opening(tables["run_times"]),
+        _opening(folder),
         _best_possible(tables, bound),
         _headline(tables["headline"]),
         _who_wins(tables["scenarios"], bound),
@@ -52,8 +52,9 @@ def write(folder: Path) -> None:
 # ---------------------------------------------------------------- sections
 
 
-def _opening(run_times: pd.DataFrame) -> str:
-    minutes = run_times["seconds"].sum() / 60.0
+def _opening(folder: Path) -> str:
+    runs = [json.loads(line) for line in (folder / "runs" / "points.jsonl").read_text().splitlines()]
+    minutes = sum(run["figures"]["simulation_wall_s"] for run in runs) / 60.0
     return f"""
 # Beyond the paper
 
@@ -71,8 +72,8 @@ python -m experiments.beyond           # all tables, and this page; goes on wher
 python -m experiments.beyond --write   # this page from the tables that are there
 ```
 
-The tables behind this page took {minutes:.0f} minutes on two cores that others used too. Results that disappoint are
-kept.
+The {len(runs)} runs behind this page took {minutes:.0f} minutes of one core, on a machine that others used too.
+Results that disappoint are kept.
 """
 
 
@@ -113,7 +114,7 @@ def _headline(table: pd.DataFrame) -> str:
             cells = [scenario, name, f"{goodput[name].mean():.2f}"]
             cells += [_interval(ratio), _interval(goodput[name] / goodput["FlowPrefill, layer stops"])]
             rows.append([*cells, f"{part[part.policy == name].decision_us.mean():.0f}"])
-    heads = ["arrivals", "policy", "goodput", "/ FlowPrefill", "/ FlowPrefill with layer stops", "µs a decision"]
+    heads = ["arrivals", "policy", "goodput", "/ FlowPrefill", "/ FlowPrefill with layer stops", "µs a decision, busy machine"]
     best = table.pivot(index=["scenario", "seed"], columns="policy", values="goodput_rps")
     ratio = (best["feasible set"] / best["FlowPrefill"]).groupby("scenario").mean()
     return f"""
@@ -271,7 +272,7 @@ bound doubled the mean
 TTFT, 450 to 969 ms, and that a bound of 50 ms brought it to 412 ms. There a prefill is suspended while
 *decodes* are many, with
 nothing that ever brings it back. FlowPrefill's order brings work back by its deadline. FlowPrefill on `mixed` with
-`policy.max_suspend_s`, {len(beyond.HEADLINE_SEEDS)} seeds of {beyond.HEADLINE_REQUESTS} requests:
+`policy.max_suspend_s`, {len(beyond.SUSPENSION_SEEDS)} seeds of {beyond.HEADLINE_REQUESTS} requests:
 
 {_table(heads, rows)}
 
@@ -367,10 +368,11 @@ CLOSING = """
   shortest of the set first instead of the earliest deadline: within 1 % of the feasible set without them.
 - Larger or smaller joint batches than 2048 tokens (1024, 4096): 2 % and 5 % worse.
 - Asking the policy at every layer and keeping a prefill running until the last moment the others allow: no better than
-  letting it run to its end where they can wait for that, at ten times the decisions.
+  letting it run to its end where they can wait for that, at many times the decisions.
 - Slack as a share of the SLO, and second deadlines for late requests: below FlowPrefill, above.
 
-The first three were tried in passing (2000 requests, two seeds) and are not in the tables.
+The first three were tried while the policy was made (2000 requests, seeds 0 and 1), the first two before what has
+started went on, and are not in the tables.
 
 ## What is not here
 
