@@ -56,9 +56,9 @@ HEADLINE: dict[str, dict[str, Any]] = {
     "feasible set, operator stops": {"policy": "feasible_set", "policy.stops": "operator"},
     "feasible set": {"policy": "feasible_set"},
 }
-FEW = {name: POLICIES[name] for name in ("FlowPrefill", "FlowPrefill, layer stops", "feasible set")}
+TWO = {name: POLICIES[name] for name in ("FlowPrefill, layer stops", "feasible set")}
 SCALES = (0.5, 2.0)
-SIGMAS = (0.2, 0.4)
+SIGMAS = (0.4,)
 CAUTIOUS: dict[str, dict[str, Any]] = {
     "FlowPrefill, layer stops": {"policy": "layer_sedf"},
     "the same, 80 % quantile": {"policy": "layer_sedf", "predictor.quantile": 0.8},
@@ -156,7 +156,7 @@ def scenarios(folder: Path) -> pd.DataFrame:
 def scales(folder: Path) -> pd.DataFrame:
     """Tighter and looser SLOs."""
     return pd.concat(
-        [searched([f"workload.slo_scale={scale}"], FEW, folder).assign(slo_scale=scale) for scale in SCALES]
+        [searched([f"workload.slo_scale={scale}"], TWO, folder).assign(slo_scale=scale) for scale in SCALES]
     )
 
 
@@ -213,12 +213,7 @@ def suspension(folder: Path) -> pd.DataFrame:
 
 def instances(folder: Path) -> pd.DataFrame:
     """Four instances behind each router."""
-    cells = {
-        f"{name}, {router}": {**policy, "router": router}
-        for name, policy in FEW.items()
-        if name != "FlowPrefill"
-        for router in ROUTERS
-    }
+    cells = {f"{name}, {router}": {**policy, "router": router} for name, policy in TWO.items() for router in ROUTERS}
     return searched(["cluster.instances=4"], cells, folder, FOUR_REQUESTS, start_rps=44.0)
 
 
@@ -270,7 +265,7 @@ def misses(_folder: Path) -> pd.DataFrame:
 
 STUDIES: dict[str, Callable[[Path], pd.DataFrame]] = {
     study.__name__: study
-    for study in (headline, scenarios, bounds, misses, instances, suspension, fairness, errors, checks, scales)
+    for study in (headline, scenarios, bounds, misses, instances, suspension, fairness, errors, scales, checks)
 }
 
 

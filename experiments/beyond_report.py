@@ -113,10 +113,12 @@ def _headline(table: pd.DataFrame) -> str:
             ratio = goodput[name] / goodput["FlowPrefill"]
             cells = [scenario, name, f"{goodput[name].mean():.2f}"]
             cells += [_interval(ratio), _interval(goodput[name] / goodput["FlowPrefill, layer stops"])]
-            rows.append([*cells, f"{part[part.policy == name].decision_us.mean():.0f}"])
-    heads = ["arrivals", "policy", "goodput", "/ FlowPrefill", "/ FlowPrefill with layer stops", "µs a decision, busy machine"]
+            rows.append([*cells, f"{part[part.policy == name].decision_us.median():.0f}"])
+    heads = ["arrivals", "policy", "goodput", "/ FlowPrefill", "/ FlowPrefill with layer stops", "µs a decision"]
     best = table.pivot(index=["scenario", "seed"], columns="policy", values="goodput_rps")
     ratio = (best["feasible set"] / best["FlowPrefill"]).groupby("scenario").mean()
+    spent_us = table.groupby("policy").decision_us.median()
+    dearer = spent_us["feasible set"] / spent_us["FlowPrefill, layer stops"]
     return f"""
 ## A policy that beats FlowPrefill
 
@@ -132,8 +134,8 @@ Why: slack-aware EDF serves a request while it alone could still be on time, and
 them can; in an overloaded second it spreads the loss over many. The feasible set gives up the few longest ones at once,
 and the time goes to requests that make it. Two smaller parts: what has started ends first where the others can wait,
 so that they gather into one batch; and layer stops pay fewer checks. A decision costs O(k log k) for the k
-requests that can still be on time alone, several times FlowPrefill's, in Python, and far below one operator
-check a layer.
+requests that can still be on time alone, here {dearer:.1f} times what FlowPrefill's with layer stops takes (both measured
+on a busy machine).
 """
 
 
@@ -191,19 +193,19 @@ def _where(goodput: pd.DataFrame) -> str:
 
 
 def _scales(table: pd.DataFrame, scenarios: pd.DataFrame, bound: pd.DataFrame) -> str:
-    middle = scenarios[(scenarios.scenario == "Poisson") & scenarios.policy.isin(beyond.FEW)].assign(slo_scale=1.0)
+    middle = scenarios[(scenarios.scenario == "Poisson") & scenarios.policy.isin(beyond.TWO)].assign(slo_scale=1.0)
     goodput = pd.concat([table, middle]).pivot(index="slo_scale", columns="policy", values="goodput_rps")
     rows = []
     for scale in sorted(goodput.index):
         best = bound.loc["Poisson" if scale == 1.0 else f"SLO x {scale:g}", ANY]
-        cells = [f"{goodput.loc[scale, name]:.2f} ({_share(goodput.loc[scale, name], best)})" for name in beyond.FEW]
+        cells = [f"{goodput.loc[scale, name]:.2f} ({_share(goodput.loc[scale, name], best)})" for name in beyond.TWO]
         rows.append([f"{scale:g}", *cells, f"{best:.1f}"])
     return f"""
 ## Tighter and looser SLOs
 
 All TTFT SLOs times a scale; goodput and share of the bound:
 
-{_table(["SLO scale", *beyond.FEW, ANY], rows)}
+{_table(["SLO scale", *beyond.TWO, ANY], rows)}
 """
 
 
