@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import textwrap
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -14,13 +11,14 @@ from scipy import stats
 
 from experiments import beyond
 from experiments.beyond_figures import ALONE, ANY, causes, shares
+from experiments.beyond_markdown import table_of, words, wrapped
 from flowsim.report.style import save
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
-def write(folder: Path) -> None:
-    """`docs/beyond.md` and two figures, from the tables in a folder.
+def write(folder: Path, docs: Path = DOCS) -> None:
+    """`beyond.md` and two figures in the folder of the docs, from the tables in another.
 
     Raises:
         ValueError: a table is missing.
@@ -30,8 +28,8 @@ def write(folder: Path) -> None:
         raise ValueError(f"{folder} lacks {', '.join(missing)}; run python -m experiments.beyond first")
     tables = {name: pd.read_csv(folder / f"{name}.csv") for name in beyond.STUDIES}
     bound = _bounds(tables["bounds"])
-    save(shares(_pivot(tables["scenarios"]), bound), DOCS / "img" / "beyond_share.png")
-    save(causes(tables["misses"]), DOCS / "img" / "beyond_causes.png")
+    save(shares(_pivot(tables["scenarios"]), bound), docs / "img" / "beyond_share.png")
+    save(causes(tables["misses"]), docs / "img" / "beyond_causes.png")
     sections = [
         _opening(folder),
         _best_possible(tables, bound),
@@ -46,7 +44,7 @@ def write(folder: Path) -> None:
         _causes(tables["misses"]),
         CLOSING,
     ]
-    (DOCS / "beyond.md").write_text("\n\n".join(map(_wrapped, sections)) + "\n", encoding="utf-8")
+    (docs / "beyond.md").write_text("\n\n".join(map(wrapped, sections)) + "\n", encoding="utf-8")
 
 
 # ---------------------------------------------------------------- sections
@@ -62,7 +60,7 @@ How far is any policy from the best possible, and what beats FlowPrefill? Everyt
 A100s with the
 workload `mixed` unless a row says otherwise. **Goodput** is the highest rate, in requests per second, at which at least
 90 % of all requests meet their TTFT SLO: {beyond.NUM_REQUESTS} requests a run, seeds
-{_words(beyond.SEEDS)}, bisected to 1.5 %, run to drain ({beyond.HEADLINE_REQUESTS} requests and
+{words(beyond.SEEDS)}, bisected to 1.5 %, run to drain ({beyond.HEADLINE_REQUESTS} requests and
 {len(beyond.HEADLINE_SEEDS)} seeds in the first comparison, {beyond.FOUR_REQUESTS} on four instances). Short
 runs flatter every
 policy alike, as the backlog is cut off at their end: compare numbers of one table only.
@@ -101,7 +99,7 @@ Without batching this is the preemptive single-machine maximum of on-time jobs (
 small cases are proved by brute force in `tests/test_bound.py`. *Any schedule* also gives every token the rate of the
 best batch there is, which no real schedule reaches. A bound on 5000 requests takes about a second.
 
-{_table(heads, rows)}
+{table_of(heads, rows)}
 """
 
 
@@ -128,14 +126,14 @@ serves it earliest deadline first, in batches that keep every member's deadline;
 (CV 2). Goodput seed by seed,
 ratios paired by seed with 95 % intervals (Student's t, {len(beyond.HEADLINE_SEEDS)} seeds):
 
-{_table(heads, rows)}
+{table_of(heads, rows)}
 
 Why: slack-aware EDF serves a request while it alone could still be on time, and finds out too late that not all of
 them can; in an overloaded second it spreads the loss over many. The feasible set gives up the few longest ones at once,
 and the time goes to requests that make it. Two smaller parts: what has started ends first where the others can wait,
 so that they gather into one batch; and layer stops pay fewer checks. A decision costs O(k log k) for the k
-requests that can still be on time alone, here {dearer:.1f} times what FlowPrefill's with layer stops takes (both measured
-on a busy machine).
+requests that can still be on time alone, here {dearer:.1f} times what FlowPrefill's with layer stops takes (both
+measured on a busy machine).
 """
 
 
@@ -156,7 +154,7 @@ def _who_wins(table: pd.DataFrame, bound: pd.DataFrame) -> str:
 
 Goodput, and its share of the bound of any schedule:
 
-{_table(["policy", *beyond.SCENARIOS], rows)}
+{table_of(["policy", *beyond.SCENARIOS], rows)}
 
 ![Goodput as a share of the bound, by policy and workload](img/beyond_share.png)
 
@@ -170,7 +168,7 @@ with Poisson arrivals and SLOs of 5 times the idle TTFT; they have one class.
 What each class attains at its policy's own goodput, Poisson: the tenth that is late is taken from the long
 ones by every policy.
 
-{_table(["policy", *classes], by_class)}
+{table_of(["policy", *classes], by_class)}
 """
 
 
@@ -189,7 +187,7 @@ def _where(goodput: pd.DataFrame) -> str:
         for name in goodput.index
         if name not in won
     ]
-    return text + (f" Elsewhere {_words(lost)}." if lost else "")
+    return text + (f" Elsewhere {words(lost)}." if lost else "")
 
 
 def _scales(table: pd.DataFrame, scenarios: pd.DataFrame, bound: pd.DataFrame) -> str:
@@ -205,7 +203,7 @@ def _scales(table: pd.DataFrame, scenarios: pd.DataFrame, bound: pd.DataFrame) -
 
 All TTFT SLOs times a scale; goodput and share of the bound:
 
-{_table(["SLO scale", *beyond.TWO, ANY], rows)}
+{table_of(["SLO scale", *beyond.TWO, ANY], rows)}
 """
 
 
@@ -223,7 +221,7 @@ def _errors(table: pd.DataFrame, scenarios: pd.DataFrame) -> str:
 `predictor=noisy`: each length's prediction is off by exp(sigma z). The *80 % quantile* is a cautious scheduler that
 plans with the time the truth exceeds once in five (`predictor.quantile=0.8`). Goodput:
 
-{_table(heads, rows)}
+{table_of(heads, rows)}
 """
 
 
@@ -240,7 +238,7 @@ def _fairness(table: pd.DataFrame) -> str:
 A product may need 90 % of *each* class. The first column is the usual goodput, the second the rate up to which every
 class keeps its floor, the others each class's attainment at the first.
 
-{_table(heads, rows)}
+{table_of(heads, rows)}
 
 Weights (`policy.weights`) move the loss from long classes to short ones at a small price in all; they move the
 floor little,
@@ -276,7 +274,7 @@ TTFT, 450 to 969 ms, and that a bound of 50 ms brought it to 412 ms. There a pre
 nothing that ever brings it back. FlowPrefill's order brings work back by its deadline. FlowPrefill on `mixed` with
 `policy.max_suspend_s`, {len(beyond.SUSPENSION_SEEDS)} seeds of {beyond.HEADLINE_REQUESTS} requests:
 
-{_table(heads, rows)}
+{table_of(heads, rows)}
 
 The effect does not appear: bounds shorten the longest suspension and cost urgent requests their SLO; at most the mean
 improves by little, and 50 ms is the worst choice for attainment. Where urgent load is steady enough that
@@ -301,11 +299,11 @@ def _granularity(checks: pd.DataFrame, headline: pd.DataFrame) -> str:
 
 A policy that chose its stops batch by batch, dense where they help and sparse where they only cost, could at
 best have operator stops
-and pay for no check. That ceiling, against the shipped granularities (Poisson; seeds {_words(beyond.SEEDS)} of
+and pay for no check. That ceiling, against the shipped granularities (Poisson; seeds {words(beyond.SEEDS)} of
 the first comparison, so that all is of
 the same {beyond.HEADLINE_REQUESTS} requests):
 
-{_table(["policy", "operator stops", "layer stops", "operator stops, free checks"], rows)}
+{table_of(["policy", "operator stops", "layer stops", "operator stops, free checks"], rows)}
 
 What is left above layer stops is within the precision of the search. Adaptive granularity was therefore not built: no
 rule could win more than this, and every batch would carry its own stops.
@@ -329,7 +327,7 @@ def _instances(table: pd.DataFrame, bound: pd.DataFrame) -> str:
 Goodput of four instances by router, and its share of the bound ({best:.1f} req/s; a request may move between
 instances freely there):
 
-{_table(["`router=`", *names], rows)}
+{table_of(["`router=`", *names], rows)}
 
 `feasible_routing` sends a request where the most others stay on time with it, and among equals where it ends
 first in the order
@@ -351,7 +349,7 @@ def _causes(table: pd.DataFrame) -> str:
 `task=explain` follows each missed request's slack until it is gone: what took most of it is the cause, and causes add
 up to all misses. `mixed` at {beyond.MISSES_RPS:g} req/s, {beyond.HEADLINE_REQUESTS} requests, seed 0:
 
-{_table(["cause", *names], rows)}
+{table_of(["cause", *names], rows)}
 
 ![Misses by cause and policy](img/beyond_causes.png)
 
@@ -413,28 +411,3 @@ def _interval(ratios: pd.Series) -> str:
         return "1"
     half = stats.t.ppf(0.975, len(ratios) - 1) * ratios.std(ddof=1) / math.sqrt(len(ratios))
     return f"{ratios.mean():.3f} ± {half:.3f}"
-
-
-def _words(items: Iterable[object]) -> str:
-    words = [str(item) for item in items]
-    return ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
-
-
-def _wrapped(section: str) -> str:
-    """A section with its paragraphs and list items in lines of up to 118 letters; tables and code as they are."""
-    blocks = section.strip().split("\n\n")
-    return "\n\n".join(block if block.startswith(("#", "|", "!", "```")) else _lines(block) for block in blocks)
-
-
-def _lines(block: str) -> str:
-    items = re.split(r"\n(?=- )", block)
-    return "\n".join(
-        textwrap.fill(" ".join(item.split()), 118, subsequent_indent="  " if item.startswith("- ") else "",
-                      break_long_words=False, break_on_hyphens=False)
-        for item in items
-    )  # fmt: skip
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
