@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from flowsim.core import Batch, Job, Outcome, Request
 from flowsim.latency import NO_DECODES
-from flowsim.stage import Host
+from flowsim.stage import Host, take_parts
 from flowsim.timeline import Iterations
 from flowsim.view import context_of
 
@@ -57,8 +57,10 @@ class DecodingStage:
             short = kv.blocks(context) - kv.held(job.id)
             while short > kv.free_blocks and job.id in decoding:
                 self._evict_last()
-            if short > 0 and job.id in decoding:
-                kv.grow(job.id, short)
+            if job.id in decoding:
+                kv.fill(job.id, (context - 1) // size, job.block_name)
+                if short > 0:
+                    kv.grow(job.id, short)
 
     def _evict_last(self) -> None:
         """The sequence admitted last that no batch holds loses its KV."""
@@ -81,37 +83,26 @@ class DecodingStage:
 
     def take(self, batch: Batch) -> None:
         own = self._instance
-        view, kv, log = own.view, own.kv, own.log
+        view, kv = own.view, own.kv
         view.evicted = False
-        slowest = own.slowest()
-        for position, (job, new) in enumerate(batch.parts):
-            view.waiting.remove(job)
-            if not job.done_tokens:
-                self._admit(job, batch.since_s, job.prompt_tokens)
-            batch.blocks += kv.held(job.id)
-            log.batches.add((batch.number, own.index, job.id, position, new, job.done_tokens, slowest))
+        tokens = take_parts(own, batch, self._admit)
         for job in batch.decodes:
             if job.id not in view.decodes:
                 view.waiting.remove(job)
-                self._admit(job, batch.since_s, job.context_tokens)
+                kv.take(job.id, kv.blocks(job.context_tokens), job.block_name)
                 view.decodes[job.id] = job
+                self._admit(job)
         decodes = context_of(batch.decodes) if batch.decodes else NO_DECODES
-        tokens = [(new, job.done_tokens) for job, new in batch.parts]
         if tokens:
-            batch.timeline = own.latency.timeline(tokens, slowest, decodes)
+            batch.timeline = own.latency.timeline(tokens, batch.slowest, decodes)
         else:
-            batch.timeline = own.latency.iterations(decodes, self._steps(batch), slowest)
+            batch.timeline = own.latency.iterations(decodes, self._steps(batch), batch.slowest)
         batch.context = decodes
-        batch.slowest = slowest
         batch.predicted_s = own.predictor.batch_s(tokens, decodes)
 
-    def _admit(self, job: Job, at_s: float, tokens: int) -> None:
-        own = self._instance
-        own.kv.take(job.id, own.kv.blocks(tokens))
-        own.view.sequences += 1
+    def _admit(self, job: Job) -> None:
+        self._instance.view.sequences += 1
         self._admitted[job.id] = job
-        if job.start_s != job.start_s:
-            job.start_s = at_s
 
     def _steps(self, batch: Batch) -> int:
         """How many iterations of its decodes a batch may run without a decision."""
@@ -149,6 +140,7 @@ class DecodingStage:
                 short = own.kv.blocks(job.context_tokens + steps - 1) - own.kv.held(job.id)
                 if short > 0:
                     own.kv.grow(job.id, short)
+                    own.kv.fill(job.id, (job.context_tokens + steps - 1) // own.kv.block_tokens, job.block_name)
         for job in batch.decodes:
             job.generated_tokens += steps
             if job.generated_tokens >= job.request.output_tokens:

@@ -16,7 +16,7 @@ import simpy
 from flowsim.contract import Breach, answer_breach, batch_breach, idle_breach, left_breach, policy_breach
 from flowsim.core import Batch, Job, Outcome, PolicyError, Reason, Request
 from flowsim.events import Later
-from flowsim.kv import KVPool
+from flowsim.kv import Blocks
 from flowsim.latency import LatencyModel, Predictor
 from flowsim.log import Ended, Log
 from flowsim.policy import Policy, Polling, View
@@ -56,7 +56,7 @@ class Instance:
         policy: Policy,
         latency: LatencyModel,
         predictor: Predictor,
-        kv: KVPool,
+        kv: Blocks,
         log: Log,
         max_batches: int,
         slowest: Callable[[], float],

@@ -33,8 +33,9 @@ BOUNDARIES = ("head", "qkv_proj", "attention", "o_proj", "gate_up_proj", "down_p
 REDUCED = ("o_proj", "down_proj")  # the operators that end with an all-reduce where tp > 1
 REGIMES = {  # attention of batches with decodes, and the terms of each
     "decode_attention": ("1", "n", "sum_kv", "mean_kv"),
-    "mixed_attention": ("1", "q", "work", "kp", "n", "sum_kv", "mean_kv"),
+    "mixed_attention": ("1", "q", "work", "kp", "n", "sum_kv", "mean_kv", "nq"),
 }
+OPTIONAL_TERMS: dict[str, Any] = {"nq": 0.0}  # that files may leave out
 LARGEST = 1e30  # of any number in a profile; far beyond all that is measured
 KINDS = ("dense", "attention", "experts", "all_reduce", "per_sequence", *REGIMES)
 MODEL_ALIASES = {"llama3.1-8b": "llama3-8b", "llama3.1-70b": "llama3-70b"}
@@ -100,7 +101,7 @@ class Terms:
     """Attention of batches with decodes: seconds per unit of each term; `measured_tokens` are of one decode's KV.
 
     n decodes with sum_kv tokens of context together and mean_kv on average; in a mixed batch q new tokens on kp
-    cached ones, work = q*kp + q*q/2.
+    cached ones, work = q*kp + q*q/2, nq = n*q.
     """
 
     name: str
@@ -290,6 +291,7 @@ class _Reader:
             return self.experts(raw, where)
         if kind in REGIMES:
             terms = self.mapping(raw.get("coefficients"), f"{where}.coefficients")
+            terms = {**OPTIONAL_TERMS, **terms}
             values = {name: self.number(terms, name, f"{where}.coefficients.") for name in REGIMES[kind]}
             return Terms(self.text(raw, "name", f"{where}."), values, self.measured(raw, where))
         if kind == "per_sequence":
