@@ -37,10 +37,15 @@ class DecodingStage:
         self._admitted: dict[int, Job] = {}  # in this order; those whose last token is not yet decided
         self._ending: dict[int, list[Job]] = {}  # by batch number: those that end with it
         self._emitting: dict[int, list[Job]] = {}  # likewise: prompts that are complete with it
+        self._reserved_blocks = 0
         self._step = 0  # of this instance: those that gave tokens so far
 
     def most_tokens(self, request: Request) -> int:
         return request.prompt_tokens + request.output_tokens - 1
+
+    def reserved_blocks(self) -> int:
+        """What the growth of the run of decodes that is on the GPU takes until its end."""
+        return self._reserved_blocks
 
     def under_way(self) -> Iterable[Job]:
         return self._instance.view.decoding
@@ -89,14 +94,17 @@ class DecodingStage:
         for job in batch.decodes:
             if job.id not in view.decodes:
                 view.waiting.remove(job)
-                kv.take(job.id, kv.blocks(job.context_tokens), job.block_name)
+                if not kv.held(job.id):  # what came with its KV has taken them
+                    kv.take(job.id, kv.blocks(job.context_tokens), job.block_name)
                 view.decodes[job.id] = job
                 self._admit(job)
         decodes = context_of(batch.decodes) if batch.decodes else NO_DECODES
         if tokens:
             batch.timeline = own.latency.timeline(tokens, batch.slowest, decodes)
         else:
-            batch.timeline = own.latency.iterations(decodes, self._steps(batch), batch.slowest)
+            steps = self._steps(batch)
+            self._reserved_blocks = self._growth(batch, steps) if steps > 1 else 0
+            batch.timeline = own.latency.iterations(decodes, steps, batch.slowest)
         batch.context = decodes
         batch.predicted_s = own.predictor.batch_s(tokens, decodes)
 
@@ -135,6 +143,7 @@ class DecodingStage:
         view = own.view
         ending: list[Job] = []
         complete: list[Job] = []
+        self._reserved_blocks = 0
         if steps > 1:
             for job in batch.decodes:
                 short = own.kv.blocks(job.context_tokens + steps - 1) - own.kv.held(job.id)
@@ -175,6 +184,7 @@ class DecodingStage:
             if job.prefill_instance < 0:
                 job.first_token_s = token_s
                 job.prefill_instance = own.index
+                own.prefilled(job.request)
         for job in ending:
             self._close_run(job)
             own.kv.give(job.id)

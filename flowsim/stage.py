@@ -37,6 +37,8 @@ class Host(Protocol):
     @property
     def slowest(self) -> Callable[[], float]: ...
     @property
+    def prefilled(self) -> Callable[[Request], None]: ...
+    @property
     def ended(self) -> Callable[[Request, float], None]: ...
     def log_kv(self) -> None: ...
     def log_request(self, job: Job, finish_s: float, outcome: Outcome) -> None: ...
@@ -64,6 +66,10 @@ class Stage(Protocol):
 
     def end(self, batch: Batch, operators: int) -> None:
         """A batch ended now, after that many of its operators: its tokens are out."""
+        ...
+
+    def reserved_blocks(self) -> int:
+        """Free blocks that what runs will take before its end."""
         ...
 
     def under_way(self) -> Iterable[Job]:
@@ -118,6 +124,9 @@ class PrefillStage:
                 own.kv.give(job.id)
                 own.log_request(job, first_token_s, Outcome.FINISHED)
                 own.ended(job.request, first_token_s)
+
+    def reserved_blocks(self) -> int:
+        return 0
 
     def under_way(self) -> Iterable[Job]:
         return ()

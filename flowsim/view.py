@@ -102,7 +102,7 @@ class InstanceView:
         """Whether a batch of these may start now: its KV blocks are free, and a batch slot and sequence slots are.
 
         A job takes the blocks of its whole prompt when its prefill starts, and keeps them between chunks; one whose
-        prefill was done elsewhere takes those of its context when it joins the decodes.
+        prefill was done elsewhere takes those of its context when it joins the decodes, if it has not come with them.
         """
         under_way = len(self.suspended) + (self.running is not None)
         if under_way >= self.max_batches or self.blocks(parts, decodes) > self._kv.free_blocks:
@@ -120,7 +120,7 @@ class InstanceView:
             if not job.done_tokens:
                 needed += self._kv.needs(job.block_name, self._kv.blocks(job.prompt_tokens))
         for job in decodes:
-            if job in self.waiting:
+            if job in self.waiting and not self._kv.held(job.id):
                 needed += self._kv.blocks(job.context_tokens)
         return needed
 
