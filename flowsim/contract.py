@@ -59,10 +59,11 @@ def batch_breach(batch: Batch, view: InstanceView) -> Breach | None:
     members = [job.id for job, _ in batch.parts] + [job.id for job in batch.decodes]
     if len(set(members)) < len(members):
         return Breach(f"chose a request twice, in {batch!r:.80}", "jobs of view.waiting, once each")
-    if view.fits(batch.parts, batch.decodes):
+    joining = [job for job in batch.decodes if job.id not in view.decodes]
+    if view.fits(batch.parts, joining):
         return None
     return Breach(
-        f"chose a batch needing {view.blocks(batch.parts, batch.decodes)} KV blocks; {view.free_blocks} are free, "
+        f"chose a batch needing {view.blocks(batch.parts, joining)} KV blocks; {view.free_blocks} are free, "
         f"{len(view.suspended)} batches suspended, {view.sequences} sequences",
         f"batches that fit: ask view.fits(parts) first (at most {view.max_batches} batches and "
         f"{view.max_sequences:g} sequences under way)",
