@@ -14,8 +14,9 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -42,7 +43,7 @@ from flowsim.router import Router
 from flowsim.sim import simulate
 from flowsim.source import Source
 
-__all__ = ["CONF", "ConfigError", "Setup", "build", "compose", "explain", "make", "normalised"]
+__all__ = ["CONF", "ConfigError", "Setup", "build", "check", "compose", "explain", "make", "normalised"]
 
 TYPES = {"model": str, "tp": int, "seed": int, "strict": bool, "quiet": bool, "fail_on_empty": bool}
 TYPES |= {"horizon_s": float, "warmup_s": float, "cooldown_s": float}
@@ -128,29 +129,41 @@ class Setup:
         )
 
 
-def build(config: DictConfig) -> Setup:
+def build(config: DictConfig, objects: Mapping[str, Any] | None = None) -> Setup:
     """The objects that a configuration names.
+
+    Args:
+        config: as `compose` answers it.
+        objects: objects of your own in place of what the configuration names, under `policy`, `workload` (requests,
+            or a function that makes them, called with the keys of `workload` that it takes), `predictor`,
+            `cluster`, `router` or `latency`.
 
     Raises:
         ConfigError: a key that nothing reads, a missing value, an unknown name.
         ValueError: a value out of its range, an unreadable trace or profile.
     """
+    own = dict(objects or {})
     _check_top(config)
     for key, kind in TYPES.items():
         _check_type(config[key], kind, key)
-    latency = LatencyModel(load_profile(config.model, str(config.gpu)), config.tp)
+    if "latency" not in own:
+        own["latency"] = LatencyModel(load_profile(config.model, str(config.gpu)), config.tp)
+    latency: LatencyModel = own["latency"]
+    offered = {"isolated_s": latency.isolated_s, "max_context_tokens": latency.profile.max_context_tokens}
+    if "workload" not in own:
+        own["workload"] = make(config, "workload", **offered)
+    elif callable(own["workload"]):
+        own["workload"] = _called(own["workload"], OmegaConf.to_container(config.workload, resolve=True), offered)
+    for group in ("policy", "predictor", "cluster", "router"):
+        if group not in own:
+            own[group] = make(config, group)
     return Setup(
-        requests=make(
-            config,
-            "workload",
-            isolated_s=latency.isolated_s,
-            max_context_tokens=latency.profile.max_context_tokens,
-        ),
-        policy=make(config, "policy"),
+        requests=own["workload"],
+        policy=own["policy"],
         latency=latency,
-        predictor=make(config, "predictor"),
-        cluster=make(config, "cluster"),
-        router=make(config, "router"),
+        predictor=own["predictor"],
+        cluster=own["cluster"],
+        router=own["router"],
         seed=config.seed,
         strict=config.strict,
         horizon_s=config.horizon_s,
@@ -178,9 +191,32 @@ def make(config: DictConfig, group: str, **offered: Any) -> Any:
         raise ConfigError(f"{group}: {error.__cause__ or error}") from error
 
 
-def known_keys() -> set[str]:
+def check(config: DictConfig) -> None:
+    """Refuses what `build` would refuse before it makes anything: keys that nothing reads, values of a wrong type.
+
+    Raises:
+        ConfigError: with near names and what is allowed.
+    """
+    _check_top(config)
+    for key, kind in TYPES.items():
+        _check_type(config[key], kind, key)
+    for group in GROUPS:
+        _check_keys(config._get_node(group), group)
+
+
+def _called(function: Callable[..., Any], settings: Any, offered: Mapping[str, Any]) -> Any:
+    """What a workload function of one's own makes, given the settings that it takes; its defaults where they are
+    null."""
+    names, _, any_key = _parameters(function)
+    given = {**offered, **{name: value for name, value in settings.items() if value is not None}}
+    chosen = {name: value for name, value in given.items() if name in names or (any_key and name in settings)}
+    return function(**{name: value for name, value in chosen.items() if not name.startswith("_")})
+
+
+@cache
+def known_keys() -> frozenset[str]:
     """The groups and the scalars beside them."""
-    return {*map(str, OmegaConf.load(CONF / "config.yaml")), *GROUPS} - {"defaults", "hydra"}
+    return frozenset({*map(str, OmegaConf.load(CONF / "config.yaml")), *GROUPS} - {"defaults", "hydra"})
 
 
 def _check_top(config: DictConfig) -> None:

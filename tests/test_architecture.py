@@ -25,7 +25,9 @@ LAYERS = (
     ("metrics", "summary", "check"),
     ("sim",),
     ("testing",),
-    ("config", "report", "task", "appraise"),
+    ("config", "variants", "report"),
+    ("study",),
+    ("task", "appraise"),
     ("flowsim", "regress", "__main__"),
 )
 # Modules that may know less than their layer allows.
@@ -48,6 +50,8 @@ ONLY = {
     "source": {"core"},
     "regress": {"check", "config", "core", "flowsim", "names"},
     "report": {"core", "log", "metrics", "names", "summary"},
+    "variants": {"config", "names"},
+    "study": {"metrics", "names", "profile", "report", "variants"},
     "flowsim": {
         "batching",
         "core",
@@ -57,6 +61,7 @@ ONLY = {
         "pool",
         "profile",
         "sim",
+        "study",
         "summary",
         "timeline",
         "workload",
@@ -65,10 +70,12 @@ ONLY = {
 # Packages that only some modules may import, at the top or inside a function.
 KEPT_TO = {
     "simpy": {"instance", "cluster", "sim", "source"},
-    "hydra": {"config", "__main__"},
-    "omegaconf": {"config", "__main__"},
+    "hydra": {"config", "variants", "__main__"},
+    "omegaconf": {"config", "variants", "__main__"},
+    "joblib": {"study"},
+    "cloudpickle": {"study"},
     "sortedcontainers": {"queue"},
-    "scipy": {"bound", "profiler", "report"},
+    "scipy": {"bound", "profiler", "report", "study"},
     "matplotlib": {"profiler", "report"},
     "rich": {"appraise", "profiler", "regress", "report", "task"},
     "torch": {"profiler"},
