@@ -22,7 +22,7 @@ def errors(model: str, tp: int) -> list[float]:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    return plots.goodput(table, by="predictor")
+    return plots.goodput(table, by="prediction")
 
 
 def claims(table: pd.DataFrame) -> list[Claim]:
@@ -32,13 +32,13 @@ def claims(table: pd.DataFrame) -> list[Claim]:
         mean, worst = sum(off) / len(off), max(off)
         ours = f"mean {mean:.1%}, at most {worst:.1%}"
         found.append(Claim(f"error of poly3, {model} at TP {tp}", "< 10 %", ours, mean < 0.1))
-    exact, cubic = (one(table, "goodput_rps", predictor=name) for name in ("exact", "poly3"))
+    exact, cubic = (one(table, "goodput_rps", prediction=name) for name in ("exact", "poly3"))
     return [*found, Claim("goodput with poly3 over exact prediction", "-", f"{cubic / exact:.3f}")]
 
 
 def words(table: pd.DataFrame) -> str:
-    exact = one(table, "goodput_rps", predictor="exact")
-    rates = ", ".join(f"{row.predictor} {row.goodput_rps / exact:.3f}" for row in table.itertuples())
+    exact = one(table, "goodput_rps", prediction="exact")
+    rates = ", ".join(f"{row.prediction} {row.goodput_rps / exact:.3f}" for row in table.itertuples())
     return (
         f"Goodput relative to exact prediction ({exact:.2f} req/s): {rates}. `spread` is the standard deviation of the "
         "logarithm of predicted over true time, drawn once for each prompt length. Errors of poly3 are those of a "
@@ -50,7 +50,7 @@ def words(table: pd.DataFrame) -> str:
 EXPERIMENT = Experiment(
     name="prediction",
     title="Goodput against prediction error (Llama3-8B, one A800, workload mixed)",
-    columns=("predictor", *GOODPUT),
+    columns=("prediction", *GOODPUT),
     draw=draw,
     claims=claims,
     words=words,

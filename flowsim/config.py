@@ -38,7 +38,7 @@ from flowsim.metrics import Result
 from flowsim.names import shipped, unknown
 from flowsim.policy import Policy
 from flowsim.pool import Cluster, Pool
-from flowsim.profile import load_profile
+from flowsim.profile import load_profile, with_overheads
 from flowsim.router import Router
 from flowsim.sim import simulate
 from flowsim.source import Source
@@ -147,7 +147,8 @@ def build(config: DictConfig, objects: Mapping[str, Any] | None = None) -> Setup
     for key, kind in TYPES.items():
         _check_type(config[key], kind, key)
     if "latency" not in own:
-        own["latency"] = LatencyModel(load_profile(config.model, str(config.gpu)), config.tp)
+        profile = with_overheads(load_profile(config.model, str(config.gpu)), config.overheads)
+        own["latency"] = LatencyModel(profile, config.tp)
     latency: LatencyModel = own["latency"]
     offered = {"isolated_s": latency.isolated_s, "max_context_tokens": latency.profile.max_context_tokens}
     if "workload" not in own:

@@ -5,9 +5,10 @@ Knows the file's schema and where the shipped files are. Knows nothing of batche
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +26,7 @@ __all__ = [
     "available_profiles",
     "load_profile",
     "read_profile",
+    "with_overheads",
 ]
 
 PROFILE_VERSION = 1
@@ -140,6 +142,23 @@ class Profile:
     def tp_degrees(self) -> tuple[int, ...]:
         """The tensor-parallel degrees that the profile has data for."""
         return tuple(sorted(self.dense))
+
+
+OVERHEADS = ("pass_s", "request_s", "check_s", "switch_s")
+
+
+def with_overheads(profile: Profile, given: Mapping[str, float | None]) -> Profile:
+    """The same hardware with other overheads, in seconds; None keeps the profile's.
+
+    Raises:
+        ValueError: a name that is none of them, or a number that is not finite and at least 0.
+    """
+    for name, seconds in given.items():
+        if name not in OVERHEADS:
+            raise ValueError(unknown("key", f"overheads.{name}", [f"overheads.{one}" for one in OVERHEADS]))
+        if seconds is not None and (isinstance(seconds, bool | str) or not 0.0 <= seconds < math.inf):
+            raise ValueError(f"overheads.{name} is {seconds!r}; it must be finite seconds of at least 0, or null")
+    return replace(profile, **{name: float(seconds) for name, seconds in given.items() if seconds is not None})
 
 
 def available_profiles() -> dict[str, list[str]]:
