@@ -128,8 +128,8 @@ def _job(config: DictConfig) -> int:
 def _systems(config: DictConfig, chosen: Mapping[str, str]) -> str:
     """The policy that runs, or those of the pools that have their own."""
     names = config.cluster.get("pools") or {}
-    own = [chosen.get(f"policy@cluster.pools.{name}.policy", chosen["policy"]) for name in names]
-    return " and ".join(dict.fromkeys(own)) or chosen["policy"]
+    places = [f"policy@cluster.pools.{name}.policy" for name in names] or ["policy@cluster.policy"]
+    return " and ".join(dict.fromkeys(chosen.get(place, chosen["policy"]) for place in places))
 
 
 def _gpus(config: DictConfig) -> str:

@@ -27,7 +27,7 @@ LAYERS = (
     ("testing",),
     ("config", "variants", "report"),
     ("study",),
-    ("task", "appraise"),
+    ("task", "appraise", "capacity"),
     ("flowsim", "regress", "__main__"),
 )
 # Modules that may know less than their layer allows.
@@ -77,7 +77,7 @@ KEPT_TO = {
     "sortedcontainers": {"queue"},
     "scipy": {"bound", "profiler", "report", "study"},
     "matplotlib": {"profiler", "report"},
-    "rich": {"appraise", "profiler", "regress", "report", "task"},
+    "rich": {"appraise", "capacity", "profiler", "regress", "report", "task"},
     "torch": {"profiler"},
 }
 PROFILER_PACKAGES = {"matplotlib", "numpy", "pandas", "pyarrow", "rich", "scipy", "torch", "yaml"}

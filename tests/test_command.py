@@ -18,7 +18,7 @@ from flowsim.check import check_result
 from flowsim.config import ConfigError, build, compose
 
 IMPORTED_FROM = str(Path(flowsim.__file__).parents[1])
-FILES = {"summary.json", "requests.csv", "segments.csv", "config.yaml", "ttft.png"}
+FILES = {"summary.json", "requests.csv", "segments.csv", "config.yaml", "ttft.png", "worst_blocking.png"}
 CLASSES = {"text", "image", "search", "file"}
 STATISTICS = {"mean", "p50", "p90", "p99"}
 SUMMARY_KEYS = {

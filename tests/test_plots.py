@@ -12,6 +12,7 @@ from toys import checked, toy_latency, workload
 
 from flowsim import Alone, ComposedPolicy
 from flowsim.report import plots
+from flowsim.report.blocked import Blocked, worst_blocked
 from flowsim.report.style import label, looks
 
 POLICIES = ("flowprefill", "chunked_2k", "chunked_8k", "fcfs", "mine", "theirs", "a_third")
@@ -34,7 +35,7 @@ def table(seeds: int = 3) -> pd.DataFrame:
 
 def run() -> object:
     requests = workload((0.0, 50_000, 9.0), (0.1, 100, 0.2), (0.2, 100, 0.2), (0.3, 200))
-    return checked(requests, ComposedPolicy("slack_edf", Alone(), "operator"), toy_latency())
+    return checked(requests, ComposedPolicy("slack_edf", Alone(), "operator"), toy_latency(1e-4))
 
 
 FIGURES: dict[str, Callable[..., object]] = {
@@ -47,6 +48,8 @@ FIGURES: dict[str, Callable[..., object]] = {
     "differences": lambda **more: plots.differences(table(), against="flowprefill", **more),
     "matrix": lambda **more: plots.matrix(table(), **more),
     "ttft_cdf": lambda **more: plots.ttft_cdf(run(), **more),
+    "worst_blocking": lambda **more: plots.worst_blocking(run(), **more),
+    "timeline": lambda **more: plots.timeline(run(), (0.05, 3.0), **more),
 }
 
 
@@ -157,6 +160,49 @@ def test_an_empty_table_is_refused():
     for draw in (plots.attainment, plots.goodput, plots.blocking, plots.differences, plots.matrix):
         with pytest.raises(ValueError, match="the table to draw has no rows"):
             draw(table().iloc[:0])
+
+
+def blocked(order: str, stops: str, rows: list[tuple[float, ...]]) -> Blocked | None:
+    return worst_blocked(checked(workload(*rows), ComposedPolicy(order, Alone(), stops), toy_latency(1e-4)))
+
+
+def test_the_worst_blocked_waited_longest_for_its_slo_behind_a_later_deadline():
+    urgent_behind_long = [(0.0, 50_000, 90.0), (0.1, 100, 0.55), (0.2, 100, 0.5), (0.3, 100, 80.0)]
+    found = blocked("arrival", "request", urgent_behind_long)
+    assert (found.request, found.behind) == (2, 0)
+    assert found.from_s == 0.2
+    assert found.behind_s == pytest.approx(found.to_s - found.from_s)
+    assert found.behind_s < found.waited_s, "for the rest it waited behind an earlier deadline"
+    preempting = blocked("deadline", "operator", urgent_behind_long)
+    assert preempting is None or preempting.behind_s < 0.1 * found.behind_s
+
+
+def test_nobody_is_blocked_where_the_earlier_deadline_always_runs():
+    assert blocked("deadline", "request", [(0.0, 1000, 1.0), (0.1, 1000, 5.0), (0.2, 1000, 9.0)]) is None
+    assert blocked("arrival", "request", [(0.0, 1000, 1.0)]) is None
+
+
+def test_without_slos_a_short_prompt_behind_a_long_one_is_the_one_that_is_blocked():
+    found = blocked("arrival", "request", [(0.0, 100), (5.0, 50_000), (5.1, 2000), (5.2, 100)])
+    assert (found.request, found.behind) == (3, 1)
+
+
+def test_a_request_that_no_schedule_could_have_served_in_time_is_not_the_worst_blocked():
+    found = blocked("arrival", "request", [(0.0, 50_000, 900.0), (0.1, 40_000, 0.001), (0.2, 100, 0.5)])
+    assert found.request == 2
+
+
+def test_the_gpus_row_is_as_full_as_the_gpu_was():
+    result = run()
+    bars = [bar for bar in plots.timeline(result, (-1.0, 1e6)).axes[0].patches if round(bar.get_y() + 0.4, 6) == 0.0]
+    assert sum(bar.get_width() for bar in bars) == pytest.approx(
+        result.summary()["utilisation"] * result.summary()["simulated_s"]
+    )
+
+
+def test_a_window_that_is_empty_is_refused():
+    with pytest.raises(ValueError, match="two seconds, the earlier one first"):
+        plots.timeline(run(), (3.0, 3.0))
 
 
 def test_drawing_leaves_matplotlibs_settings_alone():

@@ -10,17 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from flowsim.core import Request
 from flowsim.metrics import Result
 from flowsim.names import unknown
 from flowsim.report.bars import blocking, differences, goodput, matrix
 from flowsim.report.curves import attainment, parameter, slo_scale
+from flowsim.report.gantt import timeline, worst_blocking
 from flowsim.report.runs import ttft_cdf, workload_figure
 from flowsim.report.style import COLOURS, COLUMN_IN, FORMATS, PAGE_IN, looks, save, style
 
 __all__ = [
     "COLOURS", "COLUMN_IN", "PAGE_IN", "NoReport", "Plots", "attainment", "blocking", "differences", "draw_workload",
-    "goodput", "looks", "matrix", "parameter", "save", "slo_scale", "style", "ttft_cdf", "workload_figure",
+    "goodput", "looks", "matrix", "parameter", "save", "slo_scale", "style", "timeline", "ttft_cdf",
+    "workload_figure", "worst_blocking",
 ]  # fmt: skip
 
 
@@ -34,7 +38,8 @@ class NoReport:
 
 @dataclass(frozen=True)
 class Plots:
-    """The report `plots`: `ttft`, the TTFT of each class against its SLO, in the format `png`, `pdf` or `svg`.
+    """The report `plots`, in the format `png`, `pdf` or `svg`: `ttft`, the TTFT of each class against its SLO, and
+    `worst_blocking`, the window around the worst head-of-line blocking.
 
     Raises:
         ValueError: another format.
@@ -48,7 +53,10 @@ class Plots:
 
     def write(self, result: Result, folder: Path, title: str) -> list[Path]:
         """Draws the run's figures into a folder; returns their paths."""
-        return [save(ttft_cdf(result, title), folder / f"ttft.{self.format}")]
+        paths = [save(ttft_cdf(result, title), folder / f"ttft.{self.format}")]
+        if not np.isnan(result.tables["requests"]["start_s"]).all():  # somebody got to a GPU
+            paths.append(save(worst_blocking(result, title), folder / f"worst_blocking.{self.format}"))
+        return paths
 
 
 def draw_workload(requests: Sequence[Request], path: Path, title: str) -> None:
