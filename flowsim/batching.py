@@ -28,11 +28,14 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """Chunked prefill: each pass takes `tokens` prompt tokens in the queue's order, the last prompt cut to fit.
+    """Chunked prefill: each pass takes `tokens` tokens, one for every decode and then prompts in the queue's order, the
+    last one cut to fit.
 
     One batch is one pass, and nothing stops it; a cut prompt waits for the next pass with its blocks held. A
     prompt that has not started needs the blocks of its whole length; behind the first one that does not fit
-    only those that hold blocks already join. `chunk` bounds what one prompt gets in a pass.
+    only those that hold blocks already join, and none starts while a sequence has just lost its blocks to the growth
+    of others. `chunk` bounds what one prompt gets in a pass. Jobs that come with their KV join the decodes likewise.
+    A run of decodes alone ends early for those that can join it.
 
     Raises:
         ValueError: `tokens` or `chunk` below 1.
@@ -46,22 +49,32 @@ class TokenBudget:
             raise ValueError(f"TokenBudget(tokens={self.tokens}, chunk={self.chunk}): both must be at least 1")
 
     def form(self, head: Job, view: View, order: Order) -> Batch | None:
-        if view.running is not None:
+        if view.running is not None and view.running.parts:
             return view.running
+        decodes = list(view.decoding)
+        running = len(decodes)
         parts: list[Part] = []
-        room = self.tokens
-        blocked = False
+        room = self.tokens - running
+        blocked = view.evicted
         for job in view.waiting.by(order):
+            if room <= 0:
+                break
             part = Part(job, min(job.left_tokens, room, self.chunk or room))
+            if not job.left_tokens:
+                blocked = blocked or not view.fits(parts, [*decodes[running:], job])
+                if not blocked:
+                    decodes.append(job)
+                    room -= 1
+                continue
             if not job.done_tokens:
-                blocked = blocked or not view.fits([*parts, part])
+                blocked = blocked or not view.fits([*parts, part], decodes[running:])
                 if blocked:
                     continue
             parts.append(part)
             room -= part.tokens
-            if not room:
-                break
-        return Batch(parts) if parts else None
+        if view.running is not None and not parts and len(decodes) == running:
+            return view.running
+        return Batch(parts, decodes) if parts or decodes else None
 
 
 @dataclass(frozen=True, slots=True)

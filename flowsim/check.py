@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from flowsim.core import Outcome
-from flowsim.latency import LatencyModel
+from flowsim.latency import NO_DECODES, Decodes, LatencyModel
 from flowsim.log import Columns, Ended
 from flowsim.metrics import Result
-from flowsim.timeline import Stops, Timeline
+from flowsim.timeline import Iterations, Stops, Timeline
+from flowsim.tokens import token_times_s
 
 __all__ = ["check_result"]
 
@@ -36,6 +37,8 @@ def check_result(result: Result, latency: LatencyModel | Mapping[str, LatencyMod
     _check_gpus(result)
     _check_preemptions(result)
     _check_kv(result)
+    if "steps" in result.tables:
+        _check_decodes(result)
     if latency is not None:
         for name, pool in result.run["pools"].items():
             _check_timelines(result, pool, latency if isinstance(latency, LatencyModel) else latency[name])
@@ -81,9 +84,10 @@ def _check_tokens(result: Result) -> None:
     requests, batches = result.tables["requests"], result.tables["batches"]
     done = requests["outcome"] == Outcome.FINISHED.value
     computed = np.bincount(batches["request"], weights=batches["tokens"], minlength=len(done))
-    wanted = np.where(
-        done, requests["prompt_tokens"], np.where(requests["outcome"] == Outcome.REJECTED.value, 0, computed)
-    )
+    prompt = requests["prompt_tokens"]
+    if "evictions" in requests:
+        prompt = prompt - requests["cached_tokens"] + requests["recomputed_tokens"]
+    wanted = np.where(done, prompt, np.where(requests["outcome"] == Outcome.REJECTED.value, 0, computed))
     _hold("3 prefilled tokens == prompt tokens", computed == wanted, computed, wanted)
 
 
@@ -163,14 +167,18 @@ def _check_kv(result: Result) -> None:
 
 def _check_timelines(result: Result, pool: Mapping[str, Any], latency: LatencyModel) -> None:
     """A pool's segments lie end to end on their batch's timeline, and pause only where its policy may stop."""
+    laid = [name for name in ("batches", "steps") if name in result.tables]
     stops = Stops(pool["stops"])
     bound = latency.bound(pass_tokens=pool["pass_tokens"], stops=stops)
-    timelines = _timelines(_of_pool(result.tables["batches"], pool), bound)
+    timelines = _timelines({name: _of_pool(result.tables[name], pool) for name in laid}, bound)
     reached: dict[int, tuple[int, float]] = {}
     table = _of_pool(result.tables["segments"], pool)
     columns = ("batch", "start_s", "end_s", "first_op", "last_op", "ended")
     for number, start_s, end_s, first, last, ended in zip(*(table[name].tolist() for name in columns), strict=True):
-        timeline = timelines[number]
+        timeline = timelines.get(number)
+        if timeline is None:  # a run of decodes that was cut
+            _hold("8 only what was cut lacks its timeline", ended == Ended.CUT.value, number, ended)
+            continue
         at = reached.get(number, (0, 0.0))
         _hold("8 a segment begins where its batch stopped", first == at[0], first, at[0])
         if ended == Ended.PAUSED.value:
@@ -203,11 +211,64 @@ def _of_pool(table: Columns, pool: Mapping[str, Any]) -> Columns:
     return {name: cells[rows] for name, cells in table.items()}
 
 
-def _timelines(batches: Columns, latency: LatencyModel) -> Mapping[int, Timeline]:
+def _timelines(tables: Mapping[str, Columns], latency: LatencyModel) -> Mapping[int, Timeline | Iterations]:
+    """The timeline of every batch; of a run of decodes that part of it which ran."""
+    batches = tables["batches"]
     parts: dict[int, list[tuple[int, int]]] = {}
     slowest: dict[int, float] = {}
+    decodes: dict[int, Decodes] = {}
+    counts: dict[int, int] = {}
     columns = ("batch", "tokens", "cached_tokens", "slowest_rank")
     for number, new, cached, factor in zip(*(batches[name].tolist() for name in columns), strict=True):
         parts.setdefault(number, []).append((new, cached))
         slowest[number] = factor
-    return {number: latency.timeline(tokens, slowest[number]) for number, tokens in parts.items()}
+    if "steps" in tables:
+        steps = tables["steps"]
+        names = ("batch", "steps", "slowest_rank", "decodes", "context_tokens", "longest_tokens")
+        for number, count, factor, *context in zip(*(steps[name].tolist() for name in names), strict=True):
+            decodes[number], counts[number], slowest[number] = Decodes(*context), count, factor
+    made: dict[int, Timeline | Iterations] = {
+        number: latency.timeline(tokens, slowest[number], decodes.get(number, NO_DECODES))
+        for number, tokens in parts.items()
+    }
+    for number in decodes.keys() - parts.keys():
+        made[number] = latency.iterations(decodes[number], counts[number], slowest[number])
+    return made
+
+
+def _check_decodes(result: Result) -> None:
+    """Every token asked for comes out once, the first and the last when the request table says, and in order; no
+    instance stands idle while it holds a sequence."""
+    requests, tables = result.tables["requests"], result.tables
+    times = token_times_s(tables["steps"], tables["tokens"], requests["first_token_s"])
+    done = np.flatnonzero(requests["outcome"] == Outcome.FINISHED.value)
+    decoded = np.array([row for row in done.tolist() if row in times], dtype=np.int64)
+    single = np.setdiff1d(done, decoded)
+    _hold("21 what gets one token was asked for one", requests["output_tokens"][single] == 1, single, 1)
+    count = np.array([len(times[row]) for row in decoded.tolist()])
+    wanted = requests["output_tokens"][decoded]
+    _hold("21 generated tokens == output tokens", count == wanted, count, wanted)
+    for place, column in ((0, "first_token_s"), (-1, "finish_s")):
+        out_s, said_s = np.array([times[row][place] for row in decoded.tolist()]), requests[column][decoded]
+        _hold(f"21 {column} is a token's", np.abs(out_s - said_s) < SAME_S, out_s, said_s)
+    smallest_s = np.array([np.diff(times[row]).min(initial=np.inf) for row in decoded.tolist()])
+    _hold("21 tokens come out one after another", smallest_s > 0.0, smallest_s, 0.0)
+    _check_sequences(result)
+
+
+def _check_sequences(result: Result) -> None:
+    """No gap between the segments of an instance lies inside a request that it alone served, unless that waited."""
+    requests, segments = result.tables["requests"], result.tables["segments"]
+    alone = (requests["prefill_instance"] == requests["decode_instance"]) & (requests["evictions"] == 0)
+    alone &= requests["outcome"] == Outcome.FINISHED.value
+    request_s = result.run["request_s"]
+    for instance in range(result.run["instances"]):
+        rows = segments["instance"] == instance
+        begin_s = np.sort((segments["start_s"] - segments["switch_s"])[rows])
+        end_s = np.sort((segments["end_s"] + segments["barrier_s"])[rows])
+        gaps = np.flatnonzero(begin_s[1:] > end_s[:-1] + SAME_S)
+        middle_s = 0.5 * (begin_s[1:] + end_s[:-1])[gaps]
+        mine = alone & (requests["prefill_instance"] == instance)
+        after = np.searchsorted(middle_s, requests["start_s"][mine])
+        before = np.searchsorted(middle_s, requests["finish_s"][mine] - request_s)
+        _hold("22 never idle while a sequence is held", after == before, after, before)

@@ -34,6 +34,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from flowsim.core import Request
 from flowsim.latency import LatencyModel, Predictor
+from flowsim.load import offered_load
 from flowsim.metrics import Result
 from flowsim.names import shipped, unknown
 from flowsim.policy import Policy
@@ -126,6 +127,24 @@ class Setup:
             cooldown_s=self.cooldown_s,
             progress=progress,
             stop=stop,
+        )
+
+    def offered_load(self) -> float | None:
+        """The share of the cluster's capacity that the workload asks for; None where arrivals depend on the run."""
+        if not isinstance(self.requests, Sequence):
+            return None
+        cluster = Cluster.of(self.cluster)
+        return offered_load(
+            self.requests,
+            [
+                (
+                    pool.instances,
+                    pool.hardware(self.latency).bound(
+                        pass_tokens=pool.pass_tokens, stops=(pool.policy or self.policy).stops
+                    ),
+                )
+                for pool in cluster.pools.values()
+            ],
         )
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from flowsim.core import Batch, Part
+from flowsim.names import unknown
+from flowsim.policy import CONSULTS, Policy, Polling
 from flowsim.view import InstanceView
 
-__all__ = ["Breach", "answer_breach", "batch_breach", "idle_breach", "left_breach"]
+__all__ = ["Breach", "answer_breach", "batch_breach", "idle_breach", "left_breach", "policy_breach"]
 
 
 class Breach(NamedTuple):
@@ -19,6 +21,19 @@ class Breach(NamedTuple):
 
     did: str
     allowed: str
+
+
+def policy_breach(policy: Policy, *, plans_ahead: bool) -> Breach | None:
+    """A policy that says something of itself which the executor cannot follow."""
+    consult, admit = getattr(policy, "consult", "events"), getattr(policy, "admit", None)
+    if not isinstance(consult, Polling) and consult not in CONSULTS:
+        return Breach(f"says {unknown('consult', consult, CONSULTS)}", "these, or a Polling")
+    if admit is not None and not callable(admit):
+        return Breach(f"has admit {admit!r:.60}", "a function admit(view, job) -> bool")
+    if plans_ahead and (policy.stops.operators or consult != "events"):
+        did = f"stops at {policy.stops.value} and is consulted at {consult}"
+        return Breach(did, "stops=pass or request and consult=events, where cluster.async_steps plans batches ahead")
+    return None
 
 
 def answer_breach(answer: object) -> Breach | None:
@@ -32,19 +47,25 @@ def batch_breach(batch: Batch, view: InstanceView) -> Breach | None:
     """A new batch that may not start now."""
     if batch.number >= 0:
         return Breach(f"chose batch {batch.number}, which has ended", "a suspended batch or a new one")
+    for job in batch.decodes:
+        if view.decodes.get(job.id) is not job and not (job in view.waiting and not job.left_tokens):
+            allowed = "jobs of view.decoding, or of view.waiting with no tokens left, once each"
+            return Breach(f"decodes request {job.id}, which has no KV here to decode from", allowed)
     for job, new in batch.parts:
         if job not in view.waiting:
             return Breach(f"chose request {job.id}, which does not wait", "jobs of view.waiting, once each")
         if not 1 <= new <= job.left_tokens:
             return Breach(f"gave request {job.id} {new} tokens", f"1 to {job.left_tokens}, what is left of its prompt")
-    if len({job.id for job, _ in batch.parts}) < len(batch.parts):
+    members = [job.id for job, _ in batch.parts] + [job.id for job in batch.decodes]
+    if len(set(members)) < len(members):
         return Breach(f"chose a request twice, in {batch!r:.80}", "jobs of view.waiting, once each")
-    if view.fits(batch.parts):
+    if view.fits(batch.parts, batch.decodes):
         return None
     return Breach(
-        f"chose a batch needing {view.blocks(batch.parts)} KV blocks; {view.free_blocks} are free, "
-        f"{len(view.suspended)} batches suspended",
-        f"batches that fit: ask view.fits(parts) first (at most {view.max_batches} batches under way)",
+        f"chose a batch needing {view.blocks(batch.parts, batch.decodes)} KV blocks; {view.free_blocks} are free, "
+        f"{len(view.suspended)} batches suspended, {view.sequences} sequences",
+        f"batches that fit: ask view.fits(parts) first (at most {view.max_batches} batches and "
+        f"{view.max_sequences:g} sequences under way)",
     )
 
 
@@ -54,6 +75,8 @@ def idle_breach(view: InstanceView) -> Breach | None:
         return Breach("chose nothing while a batch runs", "the running batch, a suspended one or a new one")
     if view.suspended:
         return Breach(f"chose nothing while {len(view.suspended)} batches are suspended", "one of them")
+    if view.decodes:
+        return Breach(f"chose nothing while {len(view.decodes)} sequences decode", "a batch with some of them")
     if view.waiting and all(view.fits([Part(job, job.left_tokens)]) for job in view.waiting):
         return Breach(f"chose nothing while {len(view.waiting)} jobs wait that all fit", "one of them; or set `idles`")
     return None
@@ -61,7 +84,7 @@ def idle_breach(view: InstanceView) -> Breach | None:
 
 def left_breach(view: InstanceView) -> Breach | None:
     """Work that is left when nothing more will happen."""
-    if not view.waiting and not view.suspended:
+    if not view.waiting and not view.suspended and not view.decodes:
         return None
-    left = f"{len(view.waiting)} jobs waiting and {len(view.suspended)} batches suspended"
+    left = f"{len(view.waiting)} jobs waiting, {len(view.decodes)} decoding and {len(view.suspended)} batches suspended"
     return Breach(f"left {left} for ever", "None only while nothing can run; or set `idles`")

@@ -13,22 +13,19 @@ from time import perf_counter
 
 import simpy
 
-from flowsim.contract import Breach, answer_breach, batch_breach, idle_breach, left_breach
+from flowsim.contract import Breach, answer_breach, batch_breach, idle_breach, left_breach, policy_breach
 from flowsim.core import Batch, Job, Outcome, PolicyError, Reason, Request
+from flowsim.events import Later
 from flowsim.kv import KVPool
 from flowsim.latency import LatencyModel, Predictor
 from flowsim.log import Ended, Log
-from flowsim.names import unknown
-from flowsim.policy import CONSULTS, Policy, Polling, View
+from flowsim.policy import Policy, Polling, View
+from flowsim.record import request_row, segment_row
+from flowsim.stage import PrefillStage, Stage, has_started
 from flowsim.timeline import INSTANT_S, Stop
 from flowsim.view import InstanceView
 
 __all__ = ["Instance"]
-
-_AFTER_ARRIVALS = 2  # a SimPy priority below NORMAL: decided once everything else of the instant is in
-_OUTCOMES = {outcome: float(place) for place, outcome in enumerate(Outcome)}
-_REASONS = {reason: float(place) for place, reason in enumerate(Reason)}
-_ENDED = {ended: float(place) for place, ended in enumerate(Ended)}
 
 
 class Instance:
@@ -43,6 +40,10 @@ class Instance:
         kv: the instance's KV blocks.
         log: where everything is written.
         max_batches: batches under way, running and suspended, at most.
+        max_sequences: sequences that hold KV, at most.
+        stage: makes what the instance's batches do to jobs; prefills that end with the first token unless given.
+        async_steps: 1 where a batch is planned while the one before it runs, as asynchronous engines do: an arrival
+            is then seen when a batch ends, and is in the one after the next.
         slowest: draws, for each batch, the factor by which its slowest rank is off.
         ended: called with each request and the second at which it finished (or was rejected).
     """
@@ -60,6 +61,9 @@ class Instance:
         max_batches: int,
         slowest: Callable[[], float],
         ended: Callable[[Request, float], None],
+        max_sequences: float = math.inf,
+        stage: Callable[[Instance], Stage] = PrefillStage,
+        async_steps: int = 0,
     ) -> None:
         self.env = env
         self.index = index
@@ -69,15 +73,18 @@ class Instance:
         self.kv = kv
         self.log = log
         self.ended = ended
-        self.view = InstanceView(predictor, kv, max_batches=max_batches, request_s=latency.profile.request_s)
-        self._slowest = slowest
+        limits = {"max_batches": max_batches, "max_sequences": max_sequences}
+        self.view = InstanceView(predictor, kv, request_s=latency.profile.request_s, **limits)
+        self.slowest = slowest
+        self.stage = stage(self)
+        self._plans_ahead = async_steps > 0
+        self._planned: Batch | None = None
         self._idles = bool(getattr(policy, "idles", False))
         self._admit: Callable[[View, Job], bool] | None = getattr(policy, "admit", None)
+        breach = policy_breach(policy, plans_ahead=self._plans_ahead)
+        if breach is not None:
+            raise PolicyError(f"{type(policy).__name__} {breach.did}. Allowed: {breach.allowed}.")
         consult = getattr(policy, "consult", "events")
-        if not isinstance(consult, Polling) and consult not in CONSULTS:
-            raise PolicyError(unknown("consult", consult, CONSULTS, where="of the policy") + ", or a Polling")
-        if self._admit is not None and not callable(self._admit):
-            raise PolicyError(f"policy.admit is {self._admit!r}; it must be a function admit(view, job) -> bool")
         self._period_s = consult.period_s if isinstance(consult, Polling) else None
         self._at_stops = consult == "stops"
         self._deciding = False  # a decision is due later in this instant
@@ -97,28 +104,41 @@ class Instance:
         view = self.view
         view.now_s = self.env.now
         job = Job(request)
-        if self.kv.blocks(job.prompt_tokens) > self.kv.total_blocks:
+        if self.kv.blocks(self.stage.most_tokens(request)) > self.kv.total_blocks:
             self._reject(job, Reason.TOO_LARGE)
             return
         if self._admit is not None and not self._admit(view, job):
             self._reject(job, Reason.ADMISSION)
             return
-        view.waiting.add(job)
         if request.abandon_s < math.inf:
             simpy.Timeout(self.env, request.abandon_s).callbacks.append(lambda _: self._abandon(job))
+        self.join(job)
+
+    def join(self, job: Job) -> None:
+        """A job waits here from now on: a new one, or one whose prefill was done elsewhere and whose KV has come."""
+        view = self.view
+        view.now_s = self.env.now
+        view.waiting.add(job)
         if self._period_s is not None:
             self._poll_later(self._period_s)
-        elif not (self._at_stops and view.running is not None):
+        elif view.running is None or not (self._at_stops or self._plans_ahead):
+            self._wake()
+
+    def release(self, job: Job) -> None:
+        """Takes back the KV blocks of a job that was handed over; freed blocks wake an idle instance."""
+        self.kv.give(job.id)
+        self.log_kv()
+        if self.view.running is None and self.view.waiting and self._period_s is None:
             self._wake()
 
     def _reject(self, job: Job, reason: Reason) -> None:
-        self._log_request(job, math.nan, math.nan, Outcome.REJECTED, reason)
+        self.log_request(job, math.nan, Outcome.REJECTED, reason)
         self.ended(job.request, self.env.now)
 
     def _abandon(self, job: Job) -> None:
         """The client of a request that has not started gives up; those behind it may fit now."""
         view = self.view
-        if job not in view.waiting or job.done_tokens:
+        if job not in view.waiting or has_started(job):
             return
         view.now_s = self.env.now
         view.waiting.remove(job)
@@ -131,7 +151,7 @@ class Instance:
         if not self._polling:
             self._polling = True
             number = math.ceil((self.env.now - INSTANT_S) / period_s)
-            _Later(self.env, self._poll, max(0.0, number * period_s - self.env.now))
+            Later(self.env, self._poll, max(0.0, number * period_s - self.env.now))
 
     def _poll(self, _event: simpy.Event) -> None:
         self._polling = False
@@ -141,7 +161,7 @@ class Instance:
         if view.running is not None or view.waiting or view.suspended:
             self._polling = True
             number = math.floor((self.env.now + INSTANT_S) / period_s) + 1
-            _Later(self.env, self._poll, number * period_s - self.env.now)
+            Later(self.env, self._poll, number * period_s - self.env.now)
 
     def _wake(self) -> None:
         """Decides, but only once everything else that happens at this instant is in."""
@@ -151,7 +171,7 @@ class Instance:
             self._decide()
         else:
             self._deciding = True
-            _Later(self.env, self._decide_later)
+            Later(self.env, self._decide_later)
 
     def _decide_later(self, _event: simpy.Event) -> None:
         self._deciding = False
@@ -161,11 +181,14 @@ class Instance:
         """One decision: start something on a free GPU, or flag the batch that runs."""
         running = self.view.running
         if running is None:
+            self.stage.make_room()
             batch = self._ask()
             if batch is not None:
                 self._start(batch)
             elif not self._idles:
                 self._must_not(idle_breach(self.view))
+        elif self._plans_ahead:
+            self._plan(running)
         elif self._flagged_for is None and not self._at_stops:  # no second signal while stopping
             answer = self._ask()
             if answer is not running:
@@ -189,31 +212,36 @@ class Instance:
         if batch in self.view.suspended:
             self._resume(batch)
         else:
-            self._must_not(batch_breach(batch, self.view))
-            self._begin(batch)
-        self.view.running = batch
-        self._run_to(batch, self._next_stop(batch) if self._at_stops else batch.timeline.end)
+            self._begin(batch, self.env.now)
+        self._run(batch)
 
-    def _begin(self, batch: Batch) -> None:
-        """Takes KV blocks and jobs for a new batch, and lays out its timeline."""
-        view, kv, log, now_s = self.view, self.kv, self.log, self.env.now
+    def _begin(self, batch: Batch, at_s: float) -> None:
+        """Takes KV blocks and jobs for a new batch that runs from `at_s` on, and lays out its timeline."""
+        self._must_not(batch_breach(batch, self.view))
+        log = self.log
         batch.number = log.num_batches
         log.num_batches += 1
         # taking over from a batch that was paused at this very instant costs a switch
-        batch.switch_s = self.latency.profile.switch_s if self._parked_s == now_s else 0.0
-        batch.since_s = now_s + batch.switch_s
-        tokens = [(part.tokens, part.job.done_tokens) for part in batch.parts]
-        slowest = self._slowest()
-        batch.timeline = self.latency.timeline(tokens, slowest)
-        batch.predicted_s = self.predictor.batch_s(tokens)
-        for position, (job, new) in enumerate(batch.parts):
-            view.waiting.remove(job)
-            if not job.done_tokens:
-                kv.take(job.id, kv.blocks(job.prompt_tokens))
-                job.start_s = batch.since_s
-            batch.blocks += kv.held(job.id)
-            log.batches.add((batch.number, self.index, job.id, position, new, job.done_tokens, slowest))
-        self._log_kv()
+        batch.switch_s = self.latency.profile.switch_s if self._parked_s == at_s else 0.0
+        batch.since_s = at_s + batch.switch_s
+        self.stage.take(batch)
+        self.log_kv()
+
+    def _run(self, batch: Batch) -> None:
+        self.view.running = batch
+        if self._plans_ahead:
+            self.stage.advance(batch)
+            self._wake()
+        self._run_to(batch, self._next_stop(batch) if self._at_stops else batch.timeline.end)
+
+    def _plan(self, running: Batch) -> None:
+        """Chooses and takes the batch that follows the one that runs, as if that had ended."""
+        self.view.running = None
+        self.stage.make_room()
+        batch = self._ask()
+        if batch is not None:
+            self._begin(batch, running.since_s + running.timeline.total_s)
+        self.view.running, self._planned = running, batch
 
     def _resume(self, batch: Batch) -> None:
         now_s = self.env.now
@@ -227,7 +255,7 @@ class Instance:
         batch.suspended_at_s = math.nan
         for job, _ in batch.parts:
             job.suspended_s += waited_s
-        self._log_kv()
+        self.log_kv()
 
     def _flag(self, running: Batch, answer: Batch | None) -> None:
         """Signals the running batch to stop at its next legal stop."""
@@ -251,6 +279,8 @@ class Instance:
     def _next_stop(self, batch: Batch) -> Stop:
         """The next legal stop from now on, never the one where the batch resumed."""
         done_s = batch.done_s + max(2 * INSTANT_S, self.env.now - batch.since_s)
+        if batch.decodes and batch.parts:
+            return batch.timeline.end  # its decodes are in its first pass: nothing to take up later
         return batch.timeline.next_stop(done_s, self.policy.stops)
 
     def _run_to(self, batch: Batch, stop: Stop) -> None:
@@ -275,7 +305,7 @@ class Instance:
             if self.env.peek() > self.env.now:
                 self._consult_at(batch, stop)
             else:
-                _Later(self.env, lambda _: self._consult_at(batch, stop))
+                Later(self.env, lambda _: self._consult_at(batch, stop))
         else:
             self._stopped(batch, stop, at_end=at_end)
 
@@ -289,49 +319,45 @@ class Instance:
         self._stopped(batch, stop, at_end=False)
 
     def _stopped(self, batch: Batch, stop: Stop, *, at_end: bool) -> None:
-        """The batch leaves the GPU: for good at its end, or suspended at a stop."""
+        """The batch leaves the GPU: for good at its end, or after any step if it only decodes; else suspended."""
         self.view.running = self._stop = None
+        paused = bool(batch.parts) and not at_end
         if self._flagged_for is not None:
-            self._acknowledge(batch, self._flagged_for, paused=not at_end)
-        if at_end:
-            unfinished = any(new < job.left_tokens for job, new in batch.parts)
-            self._log_segment(batch, stop, Ended.PASS if unfinished else Ended.FINISHED)
-            self._finish(batch)
-        else:
+            self._acknowledge(batch, self._flagged_for, paused=paused)
+        if paused:
             self._log_segment(batch, stop, Ended.PAUSED)
             self._suspend(batch, stop)
+        else:
+            ahead = self._plans_ahead  # then the jobs are where the batch brings them already
+            unfinished = not at_end or any(job.left_tokens > (0 if ahead else new) for job, new in batch.parts)
+            self._log_segment(batch, stop, Ended.PASS if unfinished else Ended.FINISHED)
+            self.stage.end(batch, stop.operators)
+            self.log_kv()
         self._barrier_s = 0.0
-        self._wake()
+        planned, self._planned = self._planned, None
+        if planned is not None:
+            self._run(planned)
+        else:
+            self._wake()
 
     def _acknowledge(self, batch: Batch, by: Job, *, paused: bool) -> None:
-        """Ends the wait of whom the batch was flagged for."""
+        """Ends the wait of whom the batch was flagged for; to end a run of decodes early is no preemption."""
+        self._flagged_for = None
+        if not batch.parts:
+            return
         now_s = self.env.now
         if math.isnan(by.start_s):
             by.blocked_s += now_s - self._flagged_s
         for job, _ in batch.parts:
             job.preemptions += 1
         self.log.preemptions.add((self.index, self._flagged_s, now_s, batch.number, batch.id, by.id, paused))
-        self._flagged_for = None
 
     def _suspend(self, batch: Batch, stop: Stop) -> None:
         batch.done_s, batch.operators = stop
         batch.suspended_at_s = self._parked_s = self.env.now
         self._suspended_blocks += batch.blocks
         self.view.suspended.add(batch)
-        self._log_kv()
-
-    def _finish(self, batch: Batch) -> None:
-        """Credits the batch's tokens: a prompt that is complete emits its first token, a cut one waits again."""
-        first_token_s = self.env.now + self.latency.profile.request_s
-        for job, new in batch.parts:
-            job.done_tokens += new
-            if job.done_tokens < job.prompt_tokens:
-                self.view.waiting.add(job)
-                continue
-            self.kv.give(job.id)
-            self._log_request(job, first_token_s, first_token_s, Outcome.FINISHED)
-            self.ended(job.request, first_token_s)
-        self._log_kv()
+        self.log_kv()
 
     def close(self, now_s: float, *, drained: bool) -> None:
         """The run is over: what has not finished is logged as such, and a running segment as cut.
@@ -345,16 +371,14 @@ class Instance:
             self._must_not(left_breach(view))
         if running is not None and running.since_s < now_s:
             end_s = min(now_s, running.since_s + running.timeline.total_s - running.done_s)
-            self.log.segments.add(
-                (self.index, running.number, running.since_s, end_s, running.operators, running.operators,
-                 running.tokens, _ENDED[Ended.CUT], running.switch_s, 0.0)
-            )  # fmt: skip
+            self.log.segments.add(segment_row(self.index, running, end_s, running.operators, Ended.CUT))
         for batch in view.suspended:
             for job, _ in batch.parts:
                 job.suspended_s += now_s - batch.suspended_at_s
-        under_way = [job for batch in (running, *view.suspended) if batch for job, _ in batch.parts]
-        for job in [*view.waiting, *under_way]:
-            self._log_request(job, math.nan, math.nan, Outcome.UNFINISHED)
+        held = {job.id: job for batch in (running, self._planned, *view.suspended) if batch for job, _ in batch.parts}
+        held |= {job.id: job for job in (*view.waiting, *self.stage.under_way())}
+        for job in held.values():
+            self.log_request(job, math.nan, Outcome.UNFINISHED)
 
     def _must_not(self, breach: Breach | None) -> None:
         """Raises for a breach of the contract of `select`."""
@@ -365,30 +389,12 @@ class Instance:
     # ---------------------------------------------------------------- the log
 
     def _log_segment(self, batch: Batch, stop: Stop, ended: Ended) -> None:
-        end_s = self.env.now - self._barrier_s
-        self.log.segments.add(
-            (self.index, batch.number, batch.since_s, end_s, batch.operators, stop.operators, batch.tokens,
-             _ENDED[ended], batch.switch_s, self._barrier_s)
-        )  # fmt: skip
+        met_s = self._barrier_s
+        self.log.segments.add(segment_row(self.index, batch, self.env.now - met_s, stop.operators, ended, met_s))
 
-    def _log_kv(self) -> None:
+    def log_kv(self) -> None:
         self.log.kv.add((self.env.now, self.index, self.kv.free_blocks, self._suspended_blocks))
 
-    def _log_request(
-        self, job: Job, first_token_s: float, finish_s: float, outcome: Outcome, reason: Reason | None = None
-    ) -> None:
-        self.log.requests.add(
-            (job.id, job.start_s, first_token_s, finish_s, job.blocked_s, job.preemptions, job.suspended_s,
-             self.index, _OUTCOMES[outcome], math.nan if reason is None else _REASONS[reason])
-        )  # fmt: skip
-
-
-class _Later(simpy.Event):
-    """An event that comes after everything else of its instant."""
-
-    def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None], delay_s: float = 0.0) -> None:
-        super().__init__(env)
-        self._ok = True
-        self._value = None
-        self.callbacks.append(callback)
-        env.schedule(self, priority=_AFTER_ARRIVALS, delay=delay_s)  # type: ignore[arg-type]
+    def log_request(self, job: Job, finish_s: float, outcome: Outcome, reason: Reason | None = None) -> None:
+        """Writes down what became of a request, once, where it ended."""
+        self.log.requests.add(request_row(self.index, job, finish_s, outcome, reason))

@@ -63,6 +63,17 @@ class KVPool:
         self._held[owner] = blocks
         self.free_blocks -= blocks
 
+    def grow(self, owner: int, blocks: int) -> None:
+        """Gives request `owner`, which holds some, `blocks` more.
+
+        Raises:
+            AssertionError: more than are free.
+        """
+        if blocks > self.free_blocks:
+            raise AssertionError(f"request {owner} takes {blocks} more KV blocks; {self.free_blocks} are free")
+        self._held[owner] += blocks
+        self.free_blocks -= blocks
+
     def give(self, owner: int) -> None:
         """Takes all blocks of request `owner` back."""
         self.free_blocks += self._held.pop(owner)

@@ -9,15 +9,31 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from flowsim.profile import BOUNDARIES, REDUCED, Dense, Profile
-from flowsim.timeline import Pass, Stops, Timeline
+from flowsim.timeline import Iterations, Pass, Stops, Timeline
 
-__all__ = ["Exact", "LatencyModel", "Predictor", "Tokens"]
+__all__ = ["Decodes", "Exact", "LatencyModel", "Predictor", "Tokens"]
 
 Tokens = Sequence[tuple[int, int]]
 """What a batch computes: (new tokens c, cached tokens p) of each part."""
+
+
+class Decodes(NamedTuple):
+    """What the decodes of a step compute: how many, and the tokens of context (their own new one included) that they
+    attend to, together and the longest."""
+
+    sequences: int
+    sum_tokens: int
+    max_tokens: int
+
+
+NO_DECODES = Decodes(0, 0, 0)
+DECODE_SKEW = 0.05
+"""Of the context that the longest decode of a batch has beyond the mean, the share that each decode pays for.
+
+Kernels split work evenly over decodes of unequal length only in part; published sweeps pool to 0.054 - 0.075."""
 
 
 class Predictor(Protocol):
@@ -27,8 +43,8 @@ class Predictor(Protocol):
         """A whole prompt on an idle instance."""
         ...
 
-    def batch_s(self, tokens: Tokens) -> float:
-        """A batch on an idle instance."""
+    def batch_s(self, tokens: Tokens, decodes: Decodes = NO_DECODES) -> float:
+        """A batch on an idle instance; with decodes, those gain a token."""
         ...
 
 
@@ -40,12 +56,21 @@ class LatencyModel:
         tp: GPUs of one instance; the profile must have data for it.
         pass_tokens: a longer batch runs as several passes back to back.
         stops: the legal stops; each costs the profile's `check_s` (except REQUEST and PASS, which have none).
+        decode_skew: what decodes of unequal context cost beyond equal ones (see `DECODE_SKEW`), 0 to 1.
 
     Raises:
         ValueError: a TP degree without data (those available are listed), or `pass_tokens` below 1.
     """
 
-    def __init__(self, profile: Profile, tp: int = 1, *, pass_tokens: int = 8192, stops: Stops = Stops.REQUEST) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        tp: int = 1,
+        *,
+        pass_tokens: int = 8192,
+        stops: Stops = Stops.REQUEST,
+        decode_skew: float = DECODE_SKEW,
+    ) -> None:
         if tp not in profile.dense:
             degrees = ", ".join(map(str, profile.tp_degrees))
             raise ValueError(
@@ -58,6 +83,7 @@ class LatencyModel:
         self.tp = tp
         self.pass_tokens = pass_tokens
         self.stops = stops
+        self.decode_skew = decode_skew
         self._attention = profile.attention[tp]
         experts = profile.experts.get(tp, ())
         self._experts = [
@@ -79,17 +105,33 @@ class LatencyModel:
 
     def bound(self, *, pass_tokens: int, stops: Stops) -> LatencyModel:
         """The same hardware under an engine's pass size and a policy's stops."""
-        return LatencyModel(self.profile, self.tp, pass_tokens=pass_tokens, stops=stops)
+        return LatencyModel(self.profile, self.tp, pass_tokens=pass_tokens, stops=stops, decode_skew=self.decode_skew)
 
-    def timeline(self, tokens: Tokens, slowest: float = 1.0) -> Timeline:
-        """The timeline of a batch, split in order into passes of at most `pass_tokens` new tokens.
+    def timeline(self, tokens: Tokens, slowest: float = 1.0, decodes: Decodes = NO_DECODES) -> Timeline:
+        """The timeline of a batch, split in order into passes of at most `pass_tokens` new tokens; decodes, if any,
+        are in the first.
 
         `slowest` multiplies the operators' times: by how much the slowest rank of this batch is off. Ranks wait
         for one another at each all-reduce, so the group takes what its slowest rank takes, plus the all-reduces.
         """
-        if len(tokens) == 1 and tokens[0][1] == 0 and slowest == 1.0:
+        if len(tokens) == 1 and tokens[0][1] == 0 and slowest == 1.0 and decodes is NO_DECODES:
             return self.whole(tokens[0][0])
-        return Timeline([self._pass(part, slowest) for part in _passes(tokens, self.pass_tokens)])
+        passes = _passes(tokens, self.pass_tokens)
+        if decodes.sequences:
+            rest = [self._pass(part, slowest) for part in passes[1:]]
+            return Timeline([self._pass(passes[0], slowest, decodes), *rest])
+        return Timeline([self._pass(part, slowest) for part in passes])
+
+    def iterations(self, decodes: Decodes, count: int, slowest: float = 1.0) -> Iterations:
+        """`count` steps of the same decodes, back to back; `decodes` is as of the first.
+
+        Raises:
+            ValueError: the profile has no decode attention.
+        """
+        first_s = self._pass((), slowest, decodes).total_s
+        _, _, sum_s, mean_s = self._decode_terms()
+        growth_s = self.profile.layers * slowest * (sum_s * decodes.sequences + mean_s)
+        return Iterations(first_s, growth_s, count, 5 * self.profile.layers)
 
     def whole(self, prompt_tokens: int) -> Timeline:
         """The timeline of one whole prompt alone; computed once per length."""
@@ -113,14 +155,17 @@ class LatencyModel:
         found = [(name, measured) for name, measured in self._measured if new > measured[1]]
         return found + [(a.name, a.measured_tokens)] * (prompt_tokens > a.measured_tokens[1])
 
-    def _pass(self, tokens: Tokens, slowest: float) -> Pass:
-        """One pass: dense operators in its tokens, experts touched, attention in `1, c, c*c, c*p, p` over the parts."""
+    def _pass(self, tokens: Tokens, slowest: float, decodes: Decodes = NO_DECODES) -> Pass:
+        """One pass: dense operators in its tokens, experts touched, attention in `1, c, c*c, c*p, p` over the parts,
+        or in the terms of a decode or mixed batch."""
         total = square = cross = cached = 0
         for c, p in tokens:
             total += c
             square += c * c
             cross += c * p
             cached += p
+        prefilled = total
+        total += decodes.sequences
         lines = self._lines[bisect_left(self._knots, total)]
         head_s, qkv_s, other_s, o_s, gate_s, down_s, tail_s, o_meet_s, down_meet_s = [
             start + slope * total for start, slope in lines
@@ -128,11 +173,14 @@ class LatencyModel:
         for all_s, missed in self._experts:
             down_s += all_s * (1.0 - missed**total)
         if self._per_sequence:
-            tail_s += self._of_sequences(len(tokens))
-        a = self._attention
-        attention_s = other_s + a.one_s + a.c_s * total + a.cc_s * square + a.cp_s * cross + a.p_s * cached
-        if a.floor_tokens:
-            attention_s += self._of_floor(tokens)
+            tail_s += self._of_sequences(len(tokens) + decodes.sequences)
+        if decodes.sequences:
+            attention_s = other_s + self._mixed_s(tokens, prefilled, cross + 0.5 * square, cached, decodes)
+        else:
+            a = self._attention
+            attention_s = other_s + a.one_s + a.c_s * total + a.cc_s * square + a.cp_s * cross + a.p_s * cached
+            if a.floor_tokens:
+                attention_s += self._of_floor(tokens)
         check = self._checks_s
         e0 = slowest * qkv_s + check[0]
         e1 = e0 + slowest * attention_s + check[1]
@@ -142,6 +190,46 @@ class LatencyModel:
         profile = self.profile
         head_s = profile.pass_s + slowest * head_s
         return Pass(total, head_s, (e0, e1, e2, e3, e4), profile.layers, slowest * tail_s)
+
+    def _mixed_s(self, tokens: Tokens, new: int, work: float, cached: int, decodes: Decodes) -> float:
+        """Attention of a batch with decodes: of decodes alone, or mixed with prefills, each in its own measured terms.
+
+        Where a source has measured no mixed batches they cost the sum of the two (assumed; on the GPUs where both are
+        known that is a quarter to a third too little).
+        """
+        n, sum_tokens, max_tokens = decodes
+        mean = sum_tokens / n
+        skewed = sum_tokens + self.decode_skew * (n * max_tokens - sum_tokens)
+        terms = self.profile.mixed_attention.get(self.tp) if tokens else None
+        if terms is None:
+            one_s, n_s, sum_s, mean_s = self._decode_terms()
+            decode_s = one_s + n_s * n + sum_s * skewed + mean_s * mean
+            return decode_s + self._parts_attention_s(tokens)
+        k = terms.coefficients
+        return (
+            k["1"] + k["q"] * new + k["work"] * work + k["kp"] * cached
+            + k["n"] * n + k["sum_kv"] * skewed + k["mean_kv"] * mean
+        )  # fmt: skip
+
+    def _parts_attention_s(self, tokens: Tokens) -> float:
+        """Attention of prefills, in `1, c, c*c, c*p, p` over the parts."""
+        if not tokens:
+            return 0.0
+        a = self._attention
+        seconds = a.one_s + self._of_floor(tokens)
+        for c, p in tokens:
+            seconds += a.c_s * c + a.cc_s * c * c + a.cp_s * c * p + a.p_s * p
+        return seconds
+
+    def _decode_terms(self) -> tuple[float, float, float, float]:
+        """Decode attention's seconds for `1, n, sum_kv, mean_kv`."""
+        terms = self.profile.decode_attention.get(self.tp)
+        if terms is None:
+            raise ValueError(
+                f"{self.profile.path} has no decode_attention at tp {self.tp}; only cluster=prefill_only runs"
+            )
+        k = terms.coefficients
+        return k["1"], k["n"], k["sum_kv"], k["mean_kv"]
 
     def _of_floor(self, tokens: Tokens) -> float:
         """What attention's floor of new tokens adds: its own term, and `c*p` of the parts that are below it."""
@@ -178,9 +266,11 @@ class Exact:
             alone_s = self._alone_s[prompt_tokens] = self.latency.isolated_s(prompt_tokens)
         return alone_s
 
-    def batch_s(self, tokens: Tokens) -> float:
+    def batch_s(self, tokens: Tokens, decodes: Decodes = NO_DECODES) -> float:
         """The batch's timeline, plus `request_s`."""
-        return self.latency.timeline(tokens).total_s + self._request_s
+        if not tokens:
+            return self.latency.iterations(decodes, 1).total_s + self._request_s
+        return self.latency.timeline(tokens, 1.0, decodes).total_s + self._request_s
 
 
 def _passes(tokens: Tokens, pass_tokens: int) -> list[list[tuple[int, int]]]:

@@ -54,7 +54,8 @@ class Log:
     def __init__(self) -> None:
         self.requests = Table(
             "id", "start_s", "first_token_s", "finish_s", "blocked_s", "preemptions", "suspended_s",
-            "prefill_instance", "outcome", "reason",
+            "prefill_instance", "outcome", "reason", "decode_instance", "cached_tokens", "evictions",
+            "recomputed_tokens",
         )  # fmt: skip
         self.segments = Table(
             "instance", "batch", "start_s", "end_s", "first_op", "last_op", "tokens", "ended", "switch_s", "barrier_s"
@@ -62,6 +63,11 @@ class Log:
         self.batches = Table("batch", "instance", "request", "position", "tokens", "cached_tokens", "slowest_rank")
         self.preemptions = Table("instance", "flagged_s", "stopped_s", "batch", "victim", "by", "paused")
         self.kv = Table("t_s", "instance", "free_blocks", "suspended_blocks")
+        self.steps = Table(
+            "batch", "instance", "first_step", "steps", "end_s", "step_s", "growth_s", "decodes", "context_tokens",
+            "longest_tokens", "slowest_rank",
+        )  # fmt: skip
+        self.tokens = Table("request", "instance", "first_step", "last_step")
         self.decisions = 0
         self.scheduler_wall_s = 0.0
         self.events = 0

@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from flowsim import markup
+from flowsim.by_class import CLASS_HEADER, class_rows
 from flowsim.core import Outcome, Reason, Request
 from flowsim.latency import LatencyModel
 from flowsim.log import Columns, Ended, Log, Table
 from flowsim.summary import summarise
+from flowsim.tokens import tbt_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,10 +32,12 @@ __all__ = ["Result"]
 
 Array = npt.NDArray[Any]
 TABLES = ("requests", "segments", "batches", "preemptions", "kv")
+DECODE_TABLES = ("steps", "tokens")
 _TEXT = {"prefix_hashes", "slo_class", "outcome", "reason", "ended"}
 _BOOLS = {"paused", "extrapolated", "measured"}
 _OBJECTS: dict[str, Callable[[str], Any]] = {
     "met_slo": lambda cell: cell == "True",
+    "met_tbt": lambda cell: cell == "True",
     "prefill_instance": int,
     "decode_instance": int,
 }
@@ -43,7 +48,8 @@ class Result:
     """What one run did.
 
     `tables` has `requests` (a row per request), `segments`, `batches`, `preemptions` and `kv` as columns;
-    the properties of the same names give DataFrames. `run` holds the figures of the run as a whole.
+    the properties of the same names give DataFrames. Runs that decode have `steps` and
+    `tokens` besides. `run` holds the figures of the run as a whole.
     """
 
     tables: Mapping[str, Columns]
@@ -74,6 +80,9 @@ class Result:
             "kv": _columns(log.kv),
         }
         tables["preemptions"]["paused"] = tables["preemptions"]["paused"].astype(bool)
+        if len(log.steps):
+            tables |= {"steps": _columns(log.steps), "tokens": _columns(log.tokens)}
+            tables["requests"] |= _decoded(tables, requests, log.requests)
         run = {
             "model": latency.profile.model,
             "gpu": latency.profile.gpu,
@@ -102,6 +111,9 @@ class Result:
         attained = "no SLOs" if figures["attainment"] is None else f"attainment {figures['attainment']:.2%}"
         run = self.run
         return f"Result({figures['requests']} requests, {attained}, {run['model']} on {figures['gpus']} x {run['gpu']})"
+
+    def _repr_html_(self) -> str:
+        return markup.table(repr(self), class_rows(self.tables["requests"], self.summary()), CLASS_HEADER)
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -144,8 +156,8 @@ class Result:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in TABLES:
-            _write(folder / f"{name}.csv", self.tables[name])
+        for name, table in self.tables.items():
+            _write(folder / f"{name}.csv", table)
         for name, content in (("run", dict(self.run)), ("summary", self.summary())):
             (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         return folder
@@ -162,7 +174,8 @@ class Result:
         if missing:
             raise ValueError(f"{folder}: not a run's folder, {', '.join(missing)} missing")
         run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        return Result({name: _read(folder / f"{name}.csv") for name in TABLES}, run)
+        there = [*TABLES, *(name for name in DECODE_TABLES if (folder / f"{name}.csv").is_file())]
+        return Result({name: _read(folder / f"{name}.csv") for name in there}, run)
 
 
 def _requests(
@@ -222,6 +235,22 @@ def _requests(
         **_hashes(requests),
         "measured": (arrival_s >= warmup_s) & (arrival_s <= arrival_s.max(initial=0.0) - cooldown_s),
     }
+
+
+def _decoded(tables: Mapping[str, Columns], requests: Sequence[Request], log: Table) -> Columns:
+    """The columns that a run with decodes adds to the request table, or fills in."""
+    finished = tables["requests"]["outcome"] == Outcome.FINISHED.value
+    tbt = tbt_columns(tables["steps"], tables["tokens"], tables["requests"]["first_token_s"])
+    slo_s = tables["requests"]["tbt_slo_s"]
+    met = (finished & ~(tbt["tbt_mean_s"] > slo_s)).astype(object)  # one token keeps nobody waiting for a second
+    met[~np.isfinite(slo_s)] = None
+    counts = ("cached_tokens", "evictions", "recomputed_tokens")
+    columns = {name: np.zeros(len(requests), dtype=np.int64) for name in counts}
+    for name in counts:
+        columns[name][log.column("id").astype(np.int64)] = log.column(name).astype(np.int64)
+    decode_instance = np.full(len(requests), math.nan)
+    decode_instance[log.column("id").astype(np.int64)] = log.column("decode_instance")
+    return {**tbt, "met_tbt": met, "decode_instance": _whole(decode_instance), **columns}
 
 
 def _alone(

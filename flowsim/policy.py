@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flowsim.core import Batch, Job, Part
+from flowsim.markup import table
 from flowsim.names import unknown
 from flowsim.queue import JobQueue, Order, indexed
 from flowsim.timeline import INSTANT_S, Stops
@@ -39,9 +40,13 @@ class View(Protocol):
     def running(self) -> Batch | None: ...
     @property
     def decoding(self) -> Sequence[Job]: ...
+    @property
+    def request_s(self) -> float: ...
+    @property
+    def evicted(self) -> bool: ...
     def left_s(self, work: Work) -> float: ...
     def cost_s(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> float: ...
-    def fits(self, parts: Sequence[Part]) -> bool: ...
+    def fits(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> bool: ...
 
 
 class Policy(Protocol):
@@ -200,12 +205,21 @@ class ComposedPolicy:
         held = self._first_held(view)
         head = view.waiting.first(self.order)
         if head is None or (held is not None and self._rank(held, view) <= self._rank(head, view)):
-            return held
-        return self.batching.form(head, view, self.order) or held
+            return held or self._decode(view)
+        return self.batching.form(head, view, self.order) or held or self._decode(view)
+
+    def _decode(self, view: View) -> Batch | None:
+        """What decodes, if nothing else is to run: it takes a token's time, and ends for whatever comes."""
+        if view.running is not None:
+            return view.running
+        decoding = view.decoding
+        return Batch((), decoding) if decoding else None
 
     def _first_held(self, view: View) -> Batch | None:
         """The first of the running and the suspended batches."""
         running, suspended = view.running, view.suspended.first(self.order)
+        if running is not None and not running.parts:
+            running = None  # decodes alone are nobody's turn
         if running is None or suspended is None:
             return running or suspended
         return min(running, suspended, key=lambda batch: self._rank(batch, view))
@@ -217,6 +231,19 @@ class ComposedPolicy:
     def __repr__(self) -> str:
         order = getattr(self.order, "__name__", self.order)
         return f"ComposedPolicy({order}, {self.batching}, {self.stops.value}, consult={self.consult})"
+
+    def _repr_html_(self) -> str:
+        return table(
+            "ComposedPolicy",
+            [
+                ("who runs first", getattr(self.order, "__name__", self.order)),
+                ("who runs together", self.batching),
+                ("may stop at", self.stops.value),
+                ("is asked at", self.consult),
+                ("admits", getattr(self.admit, "__name__", "all")),
+                ("may be suspended for [s]", self.max_suspend_s),
+            ],
+        )
 
 
 CONSULTS = ("events", "stops")

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from flowsim.markup import table
 from flowsim.names import shipped, unknown
 
 __all__ = [
@@ -137,6 +138,24 @@ class Profile:
     per_sequence: Mapping[int, tuple[Dense, ...]] = field(default_factory=dict)
     decode_attention: Mapping[int, Terms] = field(default_factory=dict)
     mixed_attention: Mapping[int, Terms] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Profile({self.model} on {self.gpu}, tp {', '.join(map(str, self.tp_degrees))})"
+
+    def _repr_html_(self) -> str:
+        return table(
+            f"{self.model} on {self.gpu}",
+            [
+                ("TP degrees", ", ".join(map(str, self.tp_degrees))),
+                ("layers", self.layers),
+                ("GPU memory [GB]", f"{self.gpu_memory_bytes / 1e9:.1f}"),
+                ("weights [GB]", f"{self.weights_bytes / 1e9:.1f}"),
+                ("KV [kB a token]", f"{self.kv_bytes_per_token / 1e3:.1f}"),
+                ("longest context [tokens]", self.max_context_tokens),
+                ("a pass, a request [ms]", f"{self.pass_s * 1e3:g}, {self.request_s * 1e3:g}"),
+                ("a check, a switch [us]", f"{self.check_s * 1e6:g}, {self.switch_s * 1e6:g}"),
+            ],
+        )
 
     @property
     def tp_degrees(self) -> tuple[int, ...]:

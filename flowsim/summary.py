@@ -40,6 +40,14 @@ def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str
         "impossible": int((requests["ttft_slo_s"] < requests["isolated_s"]).sum()),
         "ttft_s": statistics(requests["ttft_s"]),
         "ttft_s_by_class": {name: statistics(requests["ttft_s"][rows]) for name, rows in by_class.items()},
+        "tbt_mean_s": _statistics_of(requests, "tbt_mean_s"),
+        "tbt_p99_s": _statistics_of(requests, "tbt_p99_s"),
+        "tbt_max_s": _statistics_of(requests, "tbt_max_s"),
+        "tbt_attainment": attainment(requests, of="tbt"),
+        "tbt_attainment_by_class": {name: attainment(requests, rows, of="tbt") for name, rows in by_class.items()},
+        "joint_attainment": attainment(requests, of="joint"),
+        "joint_attainment_by_class": {name: attainment(requests, rows, of="joint") for name, rows in by_class.items()},
+        "decode": _decode(requests, tables, simulated_s),
         "longest_wait_s_by_class": {name: _largest(waited_s[rows]) for name, rows in by_class.items()},
         "suspended_s": statistics(requests["suspended_s"], largest=True),
         "preemptions": _preemptions(tables["preemptions"], n),
@@ -63,12 +71,26 @@ def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str
     }
 
 
-def attainment(requests: Columns, rows: Array | slice = slice(None)) -> float | None:
-    """The share of requests with a TTFT SLO that met it; rejected and unfinished ones did not."""
-    has_slo = np.isfinite(requests["ttft_slo_s"][rows])
+def attainment(requests: Columns, rows: Array | slice = slice(None), *, of: str = "ttft") -> float | None:
+    """The share of requests with an SLO that met it; rejected and unfinished ones did not.
+
+    `of` is `ttft`, `tbt` (by its mean over a request, as DistServe has it) or `joint`: every SLO that a request has, of
+    those with any. None where no request has one, and for `tbt` and `joint` where nothing was decoded.
+    """
+    if of != "ttft" and "met_tbt" not in requests:
+        return None
+    has, met = [], []
+    if of in ("ttft", "joint"):
+        has.append(np.isfinite(requests["ttft_slo_s"][rows]))
+        met.append(requests["met_slo"][rows] == True)  # noqa: E712 (None is neither)
+    if of in ("tbt", "joint"):
+        has.append(np.isfinite(requests["tbt_slo_s"][rows]))
+        met.append(requests["met_tbt"][rows] == True)  # noqa: E712
+    has_slo = np.logical_or.reduce(has)
     if not has_slo.any():
         return None
-    return float((requests["met_slo"][rows] == True).sum() / has_slo.sum())  # noqa: E712 (None is neither)
+    attained = np.logical_and.reduce([~own | good for own, good in zip(has, met, strict=True)])
+    return float((attained & has_slo).sum() / has_slo.sum())
 
 
 def arrival_rate(arrival_s: Array) -> float | None:
@@ -85,6 +107,28 @@ def statistics(values_s: Array, *, largest: bool = False) -> dict[str, float | N
         return dict.fromkeys(names)
     figures = [values_s.mean(), *np.percentile(values_s, [50, 90, 99])] + [values_s.max()] * largest
     return dict(zip(names, map(float, figures), strict=True))
+
+
+def _statistics_of(requests: Columns, name: str) -> dict[str, float | None]:
+    return statistics(requests.get(name, np.empty(0)))
+
+
+def _decode(requests: Columns, tables: Mapping[str, Columns], simulated_s: float) -> dict[str, Any] | None:
+    """What decoding did, and what KV memory made it do over; None where nothing was decoded."""
+    if "steps" not in tables:
+        return None
+    steps, everyone = tables["steps"], tables["requests"]
+    output = int(everyone["output_tokens"][everyone["outcome"] == Outcome.FINISHED.value].sum())
+    number = int(steps["steps"].sum())
+    return {
+        "output_tokens": output,
+        "output_tokens_per_s": output / simulated_s if simulated_s else 0.0,
+        "steps": number,
+        "mean_sequences": int((steps["steps"] * steps["decodes"]).sum()) / number,
+        "evictions": int(requests["evictions"].sum()),
+        "recomputed_tokens": int(requests["recomputed_tokens"].sum()),
+        "cached_tokens": int(requests["cached_tokens"].sum()),
+    }
 
 
 def _pool(pool: Mapping[str, Any], requests: Columns, segments: Columns, simulated_s: float) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from flowsim.config import Setup
 from flowsim.core import Outcome
 from flowsim.metrics import Result
 from flowsim.report.plots import NoReport, Plots, draw_workload
-from flowsim.report.terminal import RunProgress, class_table, interruptible
+from flowsim.report.terminal import RunProgress, class_table, header, interruptible
 from flowsim.workload import describe, write_trace
 
 __all__ = ["Export", "Simulate", "finished", "simulated"]
@@ -40,6 +40,7 @@ def simulated(setup: Setup, *, title: str, report: Plots | NoReport, folder: Pat
         if quiet:
             result = setup.run(stop=stop)
         else:
+            Console(stderr=True, highlight=False).print(header(title, len(setup.requests), setup.offered_load()))
             with RunProgress(len(setup.requests)) as progress:
                 result = setup.run(progress, stop)
     partial = result.run["partial"]

@@ -7,10 +7,11 @@ layers and a tail. The next legal stop is then a division and a short scan, neve
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["INSTANT_S", "OPERATORS", "Pass", "Stop", "Stops", "Timeline"]
+__all__ = ["INSTANT_S", "OPERATORS", "Iterations", "Pass", "Stop", "Stops", "Timeline"]
 
 OPERATORS = ("qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj")
 """The operators of one layer, in order; each ends at a boundary where a batch may be stopped."""
@@ -141,3 +142,47 @@ class Timeline:
                 if begin_s + one.ends_s[operator] >= inside_s:
                     return Stop(one.head_s + begin_s + one.ends_s[operator], 5 * number + operator + 1)
         raise AssertionError(f"no stop after {at_s} s in {one}")
+
+
+class Iterations:
+    """Decode steps back to back; step i takes `first_s + i * growth_s`, as each step adds a token to every context.
+
+    It answers what a Timeline does, each step being a pass that ends with `operators` more operators; whatever
+    the legal stops are, nothing stops within a step.
+    """
+
+    __slots__ = ("count", "end", "first_s", "growth_s", "operators", "total_s")
+
+    def __init__(self, first_s: float, growth_s: float, count: int, operators: int) -> None:
+        self.first_s = first_s
+        self.growth_s = growth_s
+        self.count = count
+        self.operators = operators
+        self.total_s = self.end_s(count)
+        self.end = Stop(self.total_s, count * operators)
+
+    def end_s(self, steps: int) -> float:
+        """Seconds from the start to the end of that many steps."""
+        return steps * (self.first_s + 0.5 * (steps - 1) * self.growth_s)
+
+    def next_stop(self, at_s: float, stops: Stops) -> Stop:
+        """The end of the first step that ends at or after `at_s` seconds from the start."""
+        if stops is Stops.REQUEST or at_s >= self.total_s - INSTANT_S:
+            return self.end
+        at_s = max(0.0, at_s - INSTANT_S)
+        half, linear = 0.5 * self.growth_s, self.first_s - 0.5 * self.growth_s
+        steps = max(1, math.floor(2.0 * at_s / (linear + math.sqrt(linear * linear + 4.0 * half * at_s))))
+        while self.end_s(steps) < at_s:
+            steps += 1
+        return self.end if steps >= self.count else Stop(self.end_s(steps), steps * self.operators)
+
+    def at(self, operators: int, stops: Stops) -> float:
+        """Seconds from the start to the stop after that many operators."""
+        return self.end_s(operators // self.operators)
+
+    def boundaries(self, stops: Stops) -> list[Stop]:
+        """Every legal stop in order, the end last."""
+        if stops is Stops.REQUEST:
+            return [self.end]
+        steps = [Stop(self.end_s(step), step * self.operators) for step in range(1, self.count)]
+        return [*steps, self.end]

@@ -5,11 +5,12 @@ The Instance keeps it up to date; tests and users build their own (see `flowsim.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from flowsim.core import Batch, Job, Part
 from flowsim.kv import KVPool
-from flowsim.latency import Predictor
+from flowsim.latency import Decodes, Predictor
 from flowsim.queue import JobQueue
 
 __all__ = ["InstanceView"]
@@ -19,31 +20,54 @@ class InstanceView:
     """What the scheduler of a real engine could know; it holds no output lengths. Policies only read it.
 
     `waiting` are jobs that do not run, in the order of arrival; `suspended` are batches paused at a stop;
-    `running` is the batch on the GPU, or None; `decoding` are jobs past their prefill (colocated engines only).
+    `running` is the batch on the GPU, or None. Where an instance decodes, `decoding` are the jobs past their prefill
+    that gain a token with each batch they are in; `sequences` counts all that hold KV here:
+    those, prompts between their chunks, and what the step that runs will end. `evicted` says that since the last
+    batch began a sequence lost its KV to the growth of others.
+    `request_s` are the seconds of a first token that hold no GPU: work that ends at t is seen at t + request_s.
     """
 
     __slots__ = (
         "_kv",
         "_predictor",
-        "_request_s",
-        "decoding",
+        "decodes",
+        "evicted",
         "max_batches",
+        "max_sequences",
         "now_s",
+        "request_s",
         "running",
+        "sequences",
         "suspended",
         "waiting",
     )
 
-    def __init__(self, predictor: Predictor, kv: KVPool, *, max_batches: int = 128, request_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        predictor: Predictor,
+        kv: KVPool,
+        *,
+        max_batches: float = 128,
+        max_sequences: float = math.inf,
+        request_s: float = 0.0,
+    ) -> None:
         self.now_s = 0.0
         self.waiting: JobQueue[Job] = JobQueue(self)
         self.suspended: JobQueue[Batch] = JobQueue(self)
         self.running: Batch | None = None
-        self.decoding: Sequence[Job] = ()
+        self.decodes: dict[int, Job] = {}
+        self.sequences = 0
+        self.evicted = False
         self.max_batches = max_batches
+        self.max_sequences = max_sequences
         self._predictor = predictor
         self._kv = kv
-        self._request_s = request_s
+        self.request_s = request_s
+
+    @property
+    def decoding(self) -> Sequence[Job]:
+        """The jobs that can gain a token, in the order in which their prefills ended here."""
+        return tuple(self.decodes.values())
 
     def left_s(self, work: Job | Batch) -> float:
         """Predicted seconds to the first token if `work` ran from now on, alone; never below 0.
@@ -60,32 +84,50 @@ class InstanceView:
             return max(0.0, work.predicted_s - busy_s)
         whole_s = self._predictor.alone_s(work.prompt_tokens)
         if work.done_tokens:
-            whole_s += self._request_s - self._predictor.alone_s(work.done_tokens)
+            whole_s += self.request_s - self._predictor.alone_s(work.done_tokens)
         return max(0.0, whole_s)
 
     def cost_s(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> float:
-        """Predicted seconds from starting a batch of these parts to its first tokens."""
-        assert not decodes, "this instance runs no decodes"
-        return self._predictor.batch_s([(part.tokens, part.job.done_tokens) for part in parts])
+        """Predicted seconds from starting a batch of these parts and decodes to its first tokens."""
+        tokens = [(part.tokens, part.job.done_tokens) for part in parts]
+        if not decodes:
+            return self._predictor.batch_s(tokens)
+        return self._predictor.batch_s(tokens, context_of(decodes))
 
-    def fits(self, parts: Sequence[Part]) -> bool:
-        """Whether a batch of these parts may start now: its KV blocks are free, and a batch slot is.
+    def fits(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> bool:
+        """Whether a batch of these may start now: its KV blocks are free, and a batch slot and sequence slots are.
 
-        A job takes the blocks of its whole prompt when its prefill starts, and keeps them between chunks.
+        A job takes the blocks of its whole prompt when its prefill starts, and keeps them between chunks; one whose
+        prefill was done elsewhere takes those of its context when it joins the decodes.
         """
         if len(self.suspended) + (self.running is not None) >= self.max_batches:
             return False
-        return self.blocks(parts) <= self._kv.free_blocks
+        if self.blocks(parts, decodes) > self._kv.free_blocks:
+            return False
+        return self.max_sequences == math.inf or self.sequences + self._joining(parts, decodes) <= self.max_sequences
 
-    def blocks(self, parts: Sequence[Part]) -> int:
-        """KV blocks that starting these parts would take."""
+    def _joining(self, parts: Sequence[Part], decodes: Sequence[Job]) -> int:
+        """How many of a batch's members are no sequence of this instance yet."""
+        return sum(not job.done_tokens for job, _ in parts) + sum(job in self.waiting for job in decodes)
+
+    def blocks(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> int:
+        """KV blocks that starting these would take."""
         needed = 0
         for job, _ in parts:
             if not job.done_tokens:
                 needed += self._kv.blocks(job.prompt_tokens)
+        for job in decodes:
+            if job in self.waiting:
+                needed += self._kv.blocks(job.context_tokens)
         return needed
 
     @property
     def free_blocks(self) -> int:
         """KV blocks free now."""
         return self._kv.free_blocks
+
+
+def context_of(decodes: Sequence[Job]) -> Decodes:
+    """What these jobs attend to in the next step of all of them."""
+    contexts = [job.request.prompt_tokens + job.generated_tokens for job in decodes]
+    return Decodes(len(contexts), sum(contexts), max(contexts))

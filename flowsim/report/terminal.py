@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from types import TracebackType
 
-import numpy as np
-import numpy.typing as npt
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
@@ -24,11 +22,12 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from flowsim.log import Columns
+from flowsim.by_class import CLASS_HEADER, class_rows
 from flowsim.metrics import Result
 
-__all__ = ["RunProgress", "class_table", "interruptible"]
+__all__ = ["RunProgress", "class_table", "header", "interruptible"]
 
+ATTAINED = CLASS_HEADER.index("attained")
 PATIENCE_S = 2.0  # a run that ends sooner shows no progress
 
 
@@ -89,47 +88,44 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def header(title: str, requests: int, load: float | None) -> Text:
+    """What is about to run: how many requests, and the load that they offer as a share of capacity."""
+    text = Text(title, style="bold")
+    text.append(f"\n{requests} requests", style="not bold")
+    if load is None:
+        return text
+    text.append(f", offered load {load:.2f} of capacity", style="not bold")
+    if load > 1.0:
+        text.append(
+            "\nwarning: more arrives than the GPUs can serve, so queues grow while it does",
+            style="not bold yellow",
+        )
+    return text
+
+
 def class_table(result: Result, title: str) -> Table:
     """Attainment and TTFT by class, all requests last; of the requests that are measured."""
     figures = result.summary()
-    everyone = result.tables["requests"]
-    requests = {name: cells[everyone["measured"]] for name, cells in everyone.items()}
-    rows = []
-    for name, ttft_s in figures["ttft_s_by_class"].items():
-        chosen = requests["slo_class"] == name
-        attained = figures["attainment_by_class"][name]
-        rows.append([name, *_cells(requests, chosen, _slos(requests["ttft_slo_s"][chosen]), attained, ttft_s)])
-    every = np.ones(len(requests["id"]), dtype=bool)
-    rows.append(["all", *_cells(requests, every, "", figures["attainment"], figures["ttft_s"])])
+    rows = class_rows(result.tables["requests"], figures)
+    shares = [*figures["attainment_by_class"].values(), figures["attainment"]]
     table = Table(
         title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=0, pad_edge=False
     )
-    table.add_column("class", no_wrap=True)  # the one that gives way where the terminal is narrow
-    names = ("requests", "SLO s", "attained", "TTFT mean", "p50", "p90", "p99 s", "paused")
-    for place, name in enumerate(names, start=1):
+    table.add_column(CLASS_HEADER[0], no_wrap=True)  # the one that gives way where the terminal is narrow
+    for place, name in enumerate(CLASS_HEADER[1:], start=1):
         width = max(len(name), *(len(row[place]) for row in rows))
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
-    for row in rows[:-1]:
-        table.add_row(*map(Text, row))
-    table.add_section()
-    table.add_row(*map(Text, rows[-1]))
+    for number, (row, share) in enumerate(zip(rows, shares, strict=True), start=1):
+        if number == len(rows):
+            table.add_section()
+        cells = [Text(cell) for cell in row]
+        cells[ATTAINED].stylize(_grade(share))
+        table.add_row(*cells)
     return table
 
 
-def _cells(
-    requests: Columns, rows: npt.NDArray[np.bool_], slo: str, attained: float | None, ttft_s: Mapping[str, float | None]
-) -> list[str]:
-    """A row of the table behind its name."""
-    paused = int((requests["suspended_s"][rows] > 0.0).sum())
-    share = "-" if attained is None else f"{attained:.2%}"
-    times_s = ["-" if seconds is None else f"{seconds:.3f}" for seconds in ttft_s.values()]
-    return [str(int(rows.sum())), slo, share, *times_s, str(paused)]
-
-
-def _slos(slos_s: npt.NDArray[np.float64]) -> str:
-    """The SLO of a class, or the range of its requests' SLOs."""
-    finite_s = sorted(set(slos_s[np.isfinite(slos_s)].tolist()))
-    if not finite_s:
-        return "none"
-    ends_s = finite_s[:1] if len(finite_s) == 1 else [finite_s[0], finite_s[-1]]
-    return "-".join(f"{slo_s:.2g}" if len(ends_s) > 1 else f"{slo_s:.3g}" for slo_s in ends_s)
+def _grade(share: float | None) -> str:
+    """The colour of an attainment: by what goodput is usually quoted at, 90 %, and 99 %."""
+    if share is None:
+        return ""
+    return "green" if share >= 0.99 else "yellow" if share >= 0.9 else "red"

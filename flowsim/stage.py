@@ -1,0 +1,137 @@
+"""What a batch does to its jobs and to KV memory: taken at its start, credited at its end.
+
+The executor knows a Stage by these few calls. `PrefillStage` is that of instances whose requests end, or move on, with
+their first token; `flowsim.decoding` has the one that goes on to the last. This module knows no policy and no events.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from flowsim.core import Batch, Job, Outcome, Request
+from flowsim.kv import KVPool
+from flowsim.latency import LatencyModel, Predictor
+from flowsim.log import Log
+from flowsim.view import InstanceView
+
+__all__ = ["Host", "PrefillStage", "Stage"]
+
+
+class Host(Protocol):
+    """What a stage needs of its instance."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def view(self) -> InstanceView: ...
+    @property
+    def kv(self) -> KVPool: ...
+    @property
+    def latency(self) -> LatencyModel: ...
+    @property
+    def predictor(self) -> Predictor: ...
+    @property
+    def log(self) -> Log: ...
+    @property
+    def slowest(self) -> Callable[[], float]: ...
+    @property
+    def ended(self) -> Callable[[Request, float], None]: ...
+    def log_kv(self) -> None: ...
+    def log_request(self, job: Job, finish_s: float, outcome: Outcome) -> None: ...
+
+
+class Stage(Protocol):
+    """What batches of one instance do to jobs. The executor calls `take` once and `end` once for each batch, in this
+    order, with `advance` between them where it plans the following batch before this one has ended."""
+
+    def most_tokens(self, request: Request) -> int:
+        """Tokens of context whose KV the request will hold at once, at most."""
+        ...
+
+    def make_room(self) -> None:
+        """Called before the policy is asked what a free GPU runs next."""
+        ...
+
+    def take(self, batch: Batch) -> None:
+        """A batch begins at its `since_s`: takes its jobs and KV blocks, and lays out its timeline."""
+        ...
+
+    def advance(self, batch: Batch) -> None:
+        """Moves the jobs of a batch that will run to its end to where they will be then."""
+        ...
+
+    def end(self, batch: Batch, operators: int) -> None:
+        """A batch ended now, after that many of its operators: its tokens are out."""
+        ...
+
+    def under_way(self) -> Iterable[Job]:
+        """Jobs that hold KV here and are in neither a queue nor a batch."""
+        ...
+
+
+class PrefillStage:
+    """Batches compute prompts, and a request is done here with its first token.
+
+    Args:
+        instance: whose jobs these are.
+        handed: takes a job whose prefill has ended and which has tokens left to generate; its blocks stay held until
+            `Instance.release`. None: the request ends there, and its output tokens are ignored.
+    """
+
+    def __init__(self, instance: Host, handed: Callable[[Job], None] | None = None) -> None:
+        self._instance = instance
+        self._handed = handed
+
+    def most_tokens(self, request: Request) -> int:
+        return request.prompt_tokens
+
+    def make_room(self) -> None:
+        """What waits takes only what is free."""
+
+    def take(self, batch: Batch) -> None:
+        own = self._instance
+        waiting, kv = own.view.waiting, own.kv
+        slowest = own.slowest()
+        tokens = [(part.tokens, part.job.done_tokens) for part in batch.parts]
+        batch.timeline = own.latency.timeline(tokens, slowest)
+        batch.predicted_s = own.predictor.batch_s(tokens)
+        for position, (job, new) in enumerate(batch.parts):
+            waiting.remove(job)
+            if not job.done_tokens:
+                kv.take(job.id, kv.blocks(job.prompt_tokens))
+                job.start_s = batch.since_s
+            batch.blocks += kv.held(job.id)
+            own.log.batches.add((batch.number, own.index, job.id, position, new, job.done_tokens, slowest))
+
+    def advance(self, batch: Batch) -> None:
+        raise AssertionError("an instance that only prefills plans no batch ahead")
+
+    def end(self, batch: Batch, operators: int) -> None:
+        """Credits the batch's tokens: a prompt that is complete emits its first token, a cut one waits again."""
+        own = self._instance
+        first_token_s = own.view.now_s + own.latency.profile.request_s
+        for job, new in batch.parts:
+            job.done_tokens += new
+            if job.done_tokens < job.prompt_tokens:
+                own.view.waiting.add(job)
+            elif self._handed is not None and job.request.output_tokens > 1:
+                job.first_token_s = first_token_s
+                job.prefill_instance = own.index
+                job.generated_tokens = 1
+                self._handed(job)
+            else:
+                job.first_token_s = first_token_s
+                job.prefill_instance = own.index
+                own.kv.give(job.id)
+                own.log_request(job, first_token_s, Outcome.FINISHED)
+                own.ended(job.request, first_token_s)
+
+    def under_way(self) -> Iterable[Job]:
+        return ()
+
+
+def has_started(job: Job) -> bool:
+    """Whether some batch, here or elsewhere, has had the job."""
+    return not math.isnan(job.start_s)
