@@ -177,7 +177,8 @@ def with_overheads(profile: Profile, given: Mapping[str, float | None]) -> Profi
             raise ValueError(unknown("key", f"overheads.{name}", [f"overheads.{one}" for one in OVERHEADS]))
         if seconds is not None and (isinstance(seconds, bool | str) or not 0.0 <= seconds < math.inf):
             raise ValueError(f"overheads.{name} is {seconds!r}; it must be finite seconds of at least 0, or null")
-    return replace(profile, **{name: float(seconds) for name, seconds in given.items() if seconds is not None})
+    chosen: dict[str, Any] = {name: float(seconds) for name, seconds in given.items() if seconds is not None}
+    return replace(profile, **chosen)
 
 
 def available_profiles() -> dict[str, list[str]]:
