@@ -110,23 +110,28 @@ class SLOAware:
         parts = [Part(head, head.left_tokens)]
         if not view.fits(parts):
             return None
-        total = head.left_tokens
-        reserve_s = self.reserve * head.slo_s
         left_s = head.deadline_s - view.now_s
-        if view.running is not None or total >= self.tokens or left_s < reserve_s:
-            return Batch(parts)
+        is_small = parts[0].tokens < self.tokens and left_s >= self.reserve * head.slo_s
+        if is_small and view.running is None and len(view.waiting) > 1:
+            self._fill(parts, left_s, view, order)
+        return Batch(parts)
+
+    def _fill(self, parts: list[Part], left_s: float, view: View, order: Order) -> None:
+        """Adds those who join the head, whose deadline is `left_s` seconds away."""
+        head, total = parts[0]
+        reserve_s = self.reserve * head.slo_s
         limit = None if self.lookahead == math.inf else int(self.lookahead) + 1
         for job in islice(view.waiting.by(order), limit):
-            if job is head or total + job.left_tokens > self.tokens:
+            tokens = job.prompt_tokens - job.done_tokens
+            if total + tokens > self.tokens or job is head:
                 continue
-            joined = [*parts, Part(job, job.left_tokens)]
+            joined = [*parts, Part(job, tokens)]
             if not view.fits(joined):
                 continue
             if left_s - view.cost_s(joined) < reserve_s:
                 break
-            parts = joined
-            total += job.left_tokens
-        return Batch(parts)
+            parts.append(joined[-1])
+            total += tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What happened in a run, written down as it happens: flat tables of floats, one row appended at a time.
+"""What happened in a run, written down as it happens: tables of numbers, one row at a time, packed now and then.
 
 Only the executor writes here; `flowsim.metrics` turns the tables into results afterwards.
 """
@@ -6,8 +6,8 @@ Only the executor writes here; `flowsim.metrics` turns the tables into results a
 from __future__ import annotations
 
 import enum
-from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,22 +30,37 @@ class Ended(enum.Enum):
 
 
 class Table:
-    """Rows of numbers under named columns, in one flat array: a row costs 8 bytes a column."""
+    """Rows of numbers under named columns.
 
-    __slots__ = ("_cells", "add", "columns")
+    `add` appends a row, a tuple with a number for each column. `pack` turns what was added into an array, where a
+    row costs 8 bytes a column: a tenth of what its objects cost, for a fifth of the time of packing each row alone.
+    """
+
+    __slots__ = ("_blocks", "_packed", "_rows", "add", "columns")
 
     def __init__(self, *columns: str) -> None:
         self.columns = columns
-        self._cells = array("d")
-        self.add: Callable[[Iterable[float]], None] = self._cells.extend
+        self._blocks = [np.empty((0, len(columns)))]
+        self._packed = 0
+        self._rows: list[tuple[float, ...]] = []
+        self.add: Callable[[tuple[float, ...]], None] = self._rows.append
 
     def __len__(self) -> int:
-        return len(self._cells) // len(self.columns)
+        return self._packed + len(self._rows)
+
+    def pack(self) -> None:
+        """Packs the rows added since the last time."""
+        shape = (len(self._rows), len(self.columns))
+        cells = np.fromiter(chain.from_iterable(self._rows), dtype=np.float64, count=shape[0] * shape[1])
+        self._blocks.append(cells.reshape(shape))
+        self._packed += len(self._rows)
+        self._rows.clear()
 
     def column(self, name: str) -> npt.NDArray[np.float64]:
         """One column as an array of its own."""
-        cells = np.frombuffer(self._cells, dtype=np.float64) if self._cells else np.empty(0)
-        return cells[self.columns.index(name) :: len(self.columns)].copy()
+        self.pack()
+        place = self.columns.index(name)
+        return np.concatenate([block[:, place] for block in self._blocks])
 
 
 class Log:
@@ -72,3 +87,8 @@ class Log:
         self.scheduler_wall_s = 0.0
         self.events = 0
         self.num_batches = 0
+
+    def pack(self) -> None:
+        """Packs what the tables hold, so that a long run stays small."""
+        for table in (self.requests, self.segments, self.batches, self.preemptions, self.kv, self.steps, self.tokens):
+            table.pack()

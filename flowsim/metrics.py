@@ -174,8 +174,16 @@ class Result:
         if missing:
             raise ValueError(f"{folder}: not a run's folder, {', '.join(missing)} missing")
         run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        if "pools" not in run:
+            run["pools"] = _one_pool(run)
         there = [*TABLES, *(name for name in DECODE_TABLES if (folder / f"{name}.csv").is_file())]
         return Result({name: _read(folder / f"{name}.csv") for name in there}, run)
+
+
+def _one_pool(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The pools of a run from before clusters had several."""
+    keys = ("gpu", "tp", "stops", "pass_tokens", "request_s", "idles")
+    return {"prefill": {"instances": [0, run["instances"] - 1], **{key: run[key] for key in keys}}}
 
 
 def _requests(

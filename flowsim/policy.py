@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from flowsim.core import Batch, Job, Part
 from flowsim.markup import table
 from flowsim.names import unknown
-from flowsim.queue import JobQueue, Order, indexed
+from flowsim.queue import JobQueue, Order, Ranked, indexed
 from flowsim.timeline import INSTANT_S, Stops
 
 __all__ = [
@@ -83,8 +83,8 @@ def slack_edf(work: Work, view: View) -> tuple[bool, float]:
 
     FlowPrefill's priority sgn(slack) / deadline (arXiv 2602.16603), where slack 0 counts as negative.
     """
-    hopeless = view.now_s >= work.deadline_s - view.left_s(work)
-    return hopeless, -work.deadline_s if hopeless else work.deadline_s
+    deadline_s = work.deadline_s
+    return (True, -deadline_s) if view.now_s >= deadline_s - view.left_s(work) else (False, deadline_s)
 
 
 @indexed()
@@ -202,11 +202,23 @@ class ComposedPolicy:
         self.max_suspend_s = max_suspend_s
 
     def select(self, view: View) -> Batch | None:
-        held = self._first_held(view)
-        head = view.waiting.first(self.order)
-        if head is None or (held is not None and self._rank(held, view) <= self._rank(head, view)):
-            return held or self._decode(view)
-        return self.batching.form(head, view, self.order) or held or self._decode(view)
+        order, held = self.order, self._held(view)
+        if held is None:
+            head = view.waiting.first(order)
+            return (None if head is None else self.batching.form(head, view, order)) or self._decode(view)
+        front = view.waiting.front(order)
+        if front is None or held[0] <= front[0]:  # ties go to what has started before what waits
+            return held[2]
+        return self.batching.form(front[2], view, order) or held[2]
+
+    def _held(self, view: View) -> Ranked[Batch] | None:
+        """The first of the running and the suspended batches; ties go to the lower id. Decodes alone are nobody's
+        turn."""
+        running, suspended = view.running, view.suspended.front(self.order)
+        if running is None or not running.parts:
+            return suspended
+        own = (self.order(running, view), running.id, running)
+        return own if suspended is None else min(own, suspended)
 
     def _decode(self, view: View) -> Batch | None:
         """What decodes, if nothing else is to run: it takes a token's time, and ends for whatever comes."""
@@ -214,19 +226,6 @@ class ComposedPolicy:
             return view.running
         decoding = view.decoding
         return Batch((), decoding) if decoding else None
-
-    def _first_held(self, view: View) -> Batch | None:
-        """The first of the running and the suspended batches."""
-        running, suspended = view.running, view.suspended.first(self.order)
-        if running is not None and not running.parts:
-            running = None  # decodes alone are nobody's turn
-        if running is None or suspended is None:
-            return running or suspended
-        return min(running, suspended, key=lambda batch: self._rank(batch, view))
-
-    def _rank(self, work: Work, view: View) -> tuple[Any, bool, int]:
-        """A total order: ties go to what has started before what waits, then to the lower id."""
-        return self.order(work, view), work.is_waiting, work.id
 
     def __repr__(self) -> str:
         order = getattr(self.order, "__name__", self.order)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 from sortedcontainers import SortedList
 
-__all__ = ["JobQueue", "Order", "indexed"]
+__all__ = ["JobQueue", "Order", "Ranked", "indexed"]
 
 
 class Work(Protocol):
@@ -33,6 +34,9 @@ class Clock(Protocol):
 W = TypeVar("W", bound=Work)
 Order = Callable[[Any, Any], Any]
 """`order(work, view) -> key`: any value that compares, smallest first."""
+Ranked = tuple[Any, int, W]
+"""A piece of work behind what it is sorted by: its key in an order, and its id."""
+_WORK: Callable[[Ranked[Any]], Any] = itemgetter(2)
 
 
 def indexed(flips_s: Callable[[Any, Any], float] | None = None) -> Callable[[Order], Order]:
@@ -76,41 +80,50 @@ class JobQueue(Generic[W]):
 
     def by(self, order: Order) -> Iterator[W]:
         """The work in an order, as of the view's `now_s`; not to be changed while it is walked."""
+        if len(self._work) < 2:
+            return iter(self._work.values())
         index = self._indexed(order)
-        if index is not None:
-            return (entry[2] for entry in index.entries())
-        keyed = [(order(work, self._view), work.id, work) for work in self._work.values()]
-        return (entry[2] for entry in sorted(keyed, key=_without_work))
+        ranked = sorted(self._ranked(order)) if index is None else index.ranked()
+        return map(_WORK, ranked)
 
     def first(self, order: Order) -> W | None:
         """The first in an order, or None where the queue is empty."""
-        if len(self._work) < 2:
-            return next(iter(self._work.values()), None)
-        index = self._indexed(order)
-        return next(self.by(order)) if index is None else index.entries()[0][2]
+        if len(self._work) > 1:
+            return self.front(order)[2]  # type: ignore[index]
+        return next(iter(self._work.values()), None)
+
+    def front(self, order: Order) -> Ranked[W] | None:
+        """The first in an order with its rank: (key, id, work); None where the queue is empty."""
+        if len(self._work) > 1:
+            index = self._indexed(order)
+            return min(self._ranked(order)) if index is None else index.ranked()[0]
+        return next(self._ranked(order), None)
+
+    def _ranked(self, order: Order) -> Iterator[Ranked[W]]:
+        """All work with its rank, in no order."""
+        view = self._view
+        return ((order(work, view), work.id, work) for work in self._work.values())
 
     def _indexed(self, order: Order) -> _Index[W] | None:
         """The index of an order that has declared one; built at its first use."""
         index = self._index.get(order)
         if index is None and hasattr(order, "flips_s"):
             index = self._index[order] = _Index(order, self._view)
-            for work in self._work.values():
-                index.add(work)
+            index.unfiled.update(self._work)
         return index
 
     def add(self, work: W) -> None:
-        self._work[work.id] = work
+        number = work.id
+        self._work[number] = work
         for index in self._index.values():
-            index.add(work)
+            index.unfiled[number] = work
 
     def remove(self, work: W) -> None:
-        del self._work[work.id]
+        number = work.id
+        del self._work[number]
         for index in self._index.values():
-            index.remove(work)
-
-
-def _without_work(entry: tuple[Any, int, Any]) -> tuple[Any, int]:
-    return entry[0], entry[1]
+            if index.unfiled.pop(number, None) is None:
+                index.remove(number)
 
 
 class _Index(Generic[W]):
@@ -119,57 +132,54 @@ class _Index(Generic[W]):
     Work is filed when somebody looks, so what comes and goes through an otherwise empty queue is never filed.
     """
 
-    __slots__ = ("_entries", "_flips", "_keys", "_order", "_read_s", "_unfiled", "_view")
+    __slots__ = ("_filed", "_flips", "_flips_s", "_order", "_ranked", "_read_s", "_view", "unfiled")
 
     def __init__(self, order: Order, view: Clock) -> None:
         self._order = order
+        self._flips_s: Callable[[W, Clock], float] = order.flips_s  # type: ignore[attr-defined]
         self._view = view
-        self._entries: Any = SortedList()  # of (key, id, work); ids differ, so work is never compared
-        self._keys: dict[int, Any] = {}
-        self._unfiled: dict[int, W] = {}
+        self._ranked: Any = SortedList()  # of Ranked; ids differ, so work is never compared
+        self._filed: dict[int, Ranked[W]] = {}
+        self.unfiled: dict[int, W] = {}
         self._flips: list[tuple[float, int]] = []  # a heap; entries of work that left or flipped are skipped
         self._read_s = -math.inf
 
-    def add(self, work: W) -> None:
-        self._unfiled[work.id] = work
+    def remove(self, number: int) -> None:
+        """Takes filed work out."""
+        self._ranked.remove(self._filed.pop(number))
 
-    def remove(self, work: W) -> None:
-        if self._unfiled.pop(work.id, None) is None:
-            self._entries.remove((self._keys.pop(work.id), work.id, work))
-
-    def entries(self) -> Any:
+    def ranked(self) -> Any:
         """The sorted list of (key, id, work), as of the view's time."""
-        now_s = self._view.now_s
+        now_s, flips = self._view.now_s, self._flips
         if now_s < self._read_s:
             self._unfile()
         self._read_s = now_s
-        flips = self._flips
         while flips and flips[0][0] <= now_s:
             self._flip(heapq.heappop(flips)[1])
-        if self._unfiled:
-            for work in self._unfiled.values():
+        if self.unfiled:
+            for work in self.unfiled.values():
                 self._file(work)
-            self._unfiled.clear()
-        return self._entries
+            self.unfiled.clear()
+        return self._ranked
 
     def _file(self, work: W) -> None:
-        key = self._order(work, self._view)
-        self._keys[work.id] = key
-        self._entries.add((key, work.id, work))
-        flips_s = self._order.flips_s(work, self._view)  # type: ignore[attr-defined]
-        if self._view.now_s < flips_s < math.inf:
+        view = self._view
+        ranked = self._filed[work.id] = (self._order(work, view), work.id, work)
+        self._ranked.add(ranked)
+        flips_s = self._flips_s(work, view)
+        if view.now_s < flips_s < math.inf:
             heapq.heappush(self._flips, (flips_s, work.id))
 
     def _flip(self, number: int) -> None:
         """Files work under its later key; work that left, or came back since, is filed right already."""
-        if number in self._keys:
-            position = self._entries.bisect_left((self._keys.pop(number), number))
-            work = self._entries.pop(position)[2]
+        if number in self._filed:
+            work = self._filed[number][2]
+            self.remove(number)
             self._file(work)
 
     def _unfile(self) -> None:
         """Forgets all keys, where a caller reads an earlier time than before."""
-        self._unfiled |= {number: work for _, number, work in self._entries}
-        self._entries.clear()
-        self._keys.clear()
+        self.unfiled |= {number: ranked[2] for number, ranked in self._filed.items()}
+        self._ranked.clear()
+        self._filed.clear()
         self._flips.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import perf_counter
 
 import simpy
@@ -109,7 +109,7 @@ def simulate(
     else:
         count.arrivals = SourceArrivals(env, requests, deliver)
     with _collector_at_rest():
-        log.events = _run(env, horizon_s, lambda: _watched(count, env, progress, stop))
+        log.events = _run(env, horizon_s, lambda: _watched(count, env, log, progress, stop))
     for instance in fleet.instances:
         instance.close(min(horizon_s, env.now), drained=env.peek() == math.inf)
     if len(log.requests) != len(count.arrivals.delivered):
@@ -144,22 +144,26 @@ def _collector_at_rest() -> Iterator[None]:
 
 def _run(env: simpy.Environment, horizon_s: float, enough: Callable[[], bool]) -> int:
     """Steps through all events up to the horizon, or until that is `enough`; returns how many there were."""
+    ends = horizon_s < math.inf
     events = 0
-    while (next_s := env.peek()) <= horizon_s and next_s != math.inf:
-        env.step()
-        events += 1
-        if not events % WATCH_EVERY and enough():
-            break
+    with suppress(simpy.core.EmptySchedule):
+        while not (ends and env.peek() > horizon_s):
+            env.step()
+            events += 1
+            if not events % WATCH_EVERY and enough():
+                break
     return events
 
 
 def _watched(
     count: _Count,
     env: simpy.Environment,
+    log: Log,
     progress: Callable[[int, float], None] | None,
     stop: Callable[[], bool] | None,
 ) -> bool:
-    """Tells how far the run is; answers whether it is to stop."""
+    """Packs the log and tells how far the run is; answers whether it is to stop."""
+    log.pack()
     if progress is not None:
         progress(count.count, env.now)
     return stop is not None and stop()

@@ -12,6 +12,7 @@ from typing import Protocol
 import simpy
 
 from flowsim.core import Request
+from flowsim.events import Alarm
 
 __all__ = ["Arrivals", "Source", "SourceArrivals"]
 
@@ -41,6 +42,7 @@ class Arrivals:
         self._env = env
         self._rest: Iterator[Request] = iter(requests)
         self._deliver = deliver
+        self._alarm = Alarm(env, self._arrive)
         self._next: Request | None = None
         self._schedule()
 
@@ -48,10 +50,10 @@ class Arrivals:
         """Nothing follows from the end of a request."""
 
     def _schedule(self) -> None:
-        self._next = next(self._rest, None)
-        if self._next is not None:
-            timer = simpy.Timeout(self._env, max(0.0, self._next.arrival_s - self._env.now))
-            timer.callbacks.append(self._arrive)
+        self._next = following = next(self._rest, None)
+        if following is not None:
+            delay_s = following.arrival_s - self._env.now
+            self._alarm.set(delay_s if delay_s > 0.0 else 0.0)
 
     def _arrive(self, _event: simpy.Event) -> None:
         request = self._next

@@ -77,15 +77,16 @@ class InstanceView:
         has been busy. `pass_s`, `check_s` and `request_s` are included; for a job between its chunks the `pass_s` of
         its done tokens stands for that of the next chunk.
         """
-        if isinstance(work, Batch):
+        if isinstance(work, Job):
+            left_s = self._predictor.alone_s(work.prompt_tokens)
+            if work.done_tokens:
+                left_s += self.request_s - self._predictor.alone_s(work.done_tokens)
+        else:
             busy_s = work.done_s
-            if work is self.running:
-                busy_s += max(0.0, self.now_s - work.since_s)
-            return max(0.0, work.predicted_s - busy_s)
-        whole_s = self._predictor.alone_s(work.prompt_tokens)
-        if work.done_tokens:
-            whole_s += self.request_s - self._predictor.alone_s(work.done_tokens)
-        return max(0.0, whole_s)
+            if work is self.running and self.now_s > work.since_s:
+                busy_s += self.now_s - work.since_s
+            left_s = work.predicted_s - busy_s
+        return left_s if left_s > 0.0 else 0.0
 
     def cost_s(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> float:
         """Predicted seconds from starting a batch of these parts and decodes to its first tokens."""
@@ -100,9 +101,8 @@ class InstanceView:
         A job takes the blocks of its whole prompt when its prefill starts, and keeps them between chunks; one whose
         prefill was done elsewhere takes those of its context when it joins the decodes.
         """
-        if len(self.suspended) + (self.running is not None) >= self.max_batches:
-            return False
-        if self.blocks(parts, decodes) > self._kv.free_blocks:
+        under_way = len(self.suspended) + (self.running is not None)
+        if under_way >= self.max_batches or self.blocks(parts, decodes) > self._kv.free_blocks:
             return False
         return self.max_sequences == math.inf or self.sequences + self._joining(parts, decodes) <= self.max_sequences
 

@@ -55,9 +55,10 @@ ONLY = {
     "decoding": {"core", "latency", "stage", "timeline", "view"},
     "pool": {"latency", "names", "policy", "profile"},
     "router": {"core", "names", "policy"},
-    "source": {"core"},
+    "events": set(),
+    "source": {"core", "events"},
     "regress": {"check", "config", "core", "flowsim", "names"},
-    "report": {"by_class", "core", "log", "metrics", "names", "summary"},
+    "report": {"by_class", "core", "log", "metrics", "names", "profile", "summary"},
     "variants": {"config", "names"},
     "study": {"metrics", "names", "profile", "report", "variants"},
     "flowsim": {

@@ -21,6 +21,7 @@ __all__ = [
     "counted",
     "heads",
     "last_s",
+    "means",
     "members",
     "peaks",
     "shares",
@@ -141,6 +142,18 @@ def peaks(steps: Steps, edges_s: Array) -> Array:
     np.maximum.at(high, place[inside], steps.values[inside])
     np.maximum(high, at_start, out=high)
     return high
+
+
+def means(steps: Steps, edges_s: Array) -> Array:
+    """The mean over time in each bin."""
+    if not len(steps.t_s):
+        return np.zeros(len(edges_s) - 1)
+    held = np.append(0.0, np.cumsum(np.diff(steps.t_s) * steps.values[:-1]))
+    place = np.searchsorted(steps.t_s, edges_s, side="right") - 1
+    inside = np.maximum(place, 0)
+    up_to = np.where(place >= 0, held[inside] + (edges_s - steps.t_s[inside]) * steps.values[inside], 0.0)
+    mean: Array = np.diff(up_to) / np.diff(edges_s)
+    return mean
 
 
 def last_s(tables: Mapping[str, Columns]) -> float:

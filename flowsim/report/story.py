@@ -238,7 +238,9 @@ def tell(story: Story, requests: Columns, *, named: int = 3) -> list[str]:
         lines.append(f"Ran {_span(story.seconds('running'))} in {runs} segment{'s' * (runs > 1)}.")
     if not np.isnan(ttft_s):
         times = f", {ttft_s / slo_s:.3g} times its SLO" if np.isfinite(slo_s) else ""
-        alone = f"; alone on an idle instance it takes {_span(float(requests['isolated_s'][row]))}"
+        isolated_s = float(requests["isolated_s"][row])
+        hopeless = ", more than its SLO" if isolated_s > slo_s else ""
+        alone = f"; alone on an idle instance it takes {_span(isolated_s)}{hopeless}"
         lines.append(f"First token after {_span(ttft_s)}{times}{alone}.")
     else:
         reason = requests["reason"][row]

@@ -1,0 +1,111 @@
+"""What the page's timeline draws from: requests, segments, batches and flags as packed columns.
+
+The page cuts windows out of them, so that zooming needs nothing but the file.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flowsim.log import Ended
+from flowsim.metrics import Result
+from flowsim.report.series import last_s, members, waiting
+from flowsim.report.story import worst
+
+__all__ = ["timeline"]
+
+Array = npt.NDArray[Any]
+
+MOST_SEGMENTS = 200_000  # in one page: some 15 MB
+SHOWN_S = 10.0  # at most, of the window that is drawn first
+
+
+def timeline(result: Result, classes: Sequence[str], window_s: tuple[float, float] | None = None) -> dict[str, Any]:
+    """One run's timeline for the page.
+
+    Args:
+        result: the run.
+        classes: the names that `class` numbers stand for.
+        window_s: what is drawn first; the wait of the request that fared worst unless given.
+    """
+    tables = result.tables
+    requests, segments, flags = tables["requests"], tables["segments"], tables["preemptions"]
+    end_s = last_s(tables)
+    shown_s = window_s or worst_wait(result, end_s)
+    rows, span_s = _embedded(segments["start_s"], segments["end_s"], shown_s, end_s)
+    order = np.lexsort((tables["batches"]["position"], tables["batches"]["batch"]))
+    places = {name: place for place, name in enumerate(classes)}
+    until_s = np.where(np.isnan(requests["first_token_s"]), requests["arrival_s"], requests["first_token_s"])
+    queue = waiting(tables)
+    np.maximum.at(until_s, queue.request, queue.end_s)
+    ended = [one.value for one in Ended]
+    near = (flags["stopped_s"] >= span_s[0]) & (flags["flagged_s"] <= span_s[1])
+    return {
+        "focus": next((request for request, _ in worst(requests, 1)), None),
+        "window_s": list(shown_s),
+        "span_s": list(span_s),
+        "end_s": end_s,
+        "instances": result.run["instances"],
+        "request_s": result.run.get("request_s", 0.0),
+        "requests": {
+            "arrival_s": packed(requests["arrival_s"], "f8"),
+            "first_token_s": packed(requests["first_token_s"], "f8"),
+            "until_s": packed(until_s, "f8"),
+            "tokens": packed(requests["prompt_tokens"], "i4"),
+            "slo_s": packed(requests["ttft_slo_s"], "f4"),
+            "class": packed(np.array([places[name] for name in requests["slo_class"].tolist()]), "u1"),
+        },
+        "segments": {
+            "start_s": packed(segments["start_s"][rows], "f8"),
+            "end_s": packed(segments["end_s"][rows], "f8"),
+            **{name: packed(segments[name][rows], "i4") for name in ("batch", "instance", "first_op", "last_op")},
+            "ended": packed(np.array([ended.index(name) for name in segments["ended"][rows].tolist()]), "u1"),
+        },
+        "ended": ended,
+        "first_member": packed(np.append(0, np.cumsum(members(tables))), "i4"),
+        "members": packed(tables["batches"]["request"][order], "i4"),
+        "flags": {
+            **{name: packed(flags[name][near], "f8") for name in ("flagged_s", "stopped_s")},
+            **{name: packed(flags[name][near], "i4") for name in ("instance", "batch", "victim", "by")},
+        },
+    }
+
+
+def worst_wait(result: Result, end_s: float) -> tuple[float, float]:
+    """A window of some seconds from before the arrival of the request that fared worst."""
+    requests = result.tables["requests"]
+    found = worst(requests, 1)
+    if not found:
+        return 0.0, max(min(end_s, SHOWN_S), 1e-3)
+    row = found[0][0]
+    ttft_s = min(float(requests["ttft_s"][row]), SHOWN_S / 1.4)
+    from_s = max(0.0, float(requests["arrival_s"][row]) - 0.2 * ttft_s)
+    return from_s, from_s + 1.4 * ttft_s
+
+
+def packed(column: Array, kind: str) -> dict[str, str]:
+    """A column's bytes, little-endian, as base64 text under the name of their type."""
+    cells = np.ascontiguousarray(column, dtype=np.dtype(kind))
+    if sys.byteorder == "big":
+        cells = cells.byteswap()
+    return {kind: base64.b64encode(cells.tobytes()).decode("ascii")}
+
+
+def _embedded(
+    start_s: Array, stop_s: Array, shown_s: tuple[float, float], end_s: float
+) -> tuple[Array, tuple[float, float]]:
+    """The rows of the segments that go into the page, in order of time, and the time that they span: all, or as many
+    as fit around the window that is drawn first."""
+    order = np.argsort(start_s, kind="stable")
+    if len(order) <= MOST_SEGMENTS:
+        return order, (0.0, end_s)
+    first = int(np.searchsorted(start_s[order], shown_s[0])) - MOST_SEGMENTS // 2
+    first = min(max(first, 0), len(order) - MOST_SEGMENTS)
+    rows = order[first : first + MOST_SEGMENTS]
+    return rows, (float(start_s[rows[0]]), float(stop_s[rows[-1]]))
