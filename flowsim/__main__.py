@@ -36,7 +36,7 @@ seed, hydra.run.dir=DIR (where the results go), quiet=true.
 
 
 def main() -> None:
-    """Runs the command; exits with 0, 1 (no request finished), 2 (a mistake), 130 (Ctrl-C)."""
+    """Runs the command; exits with 0, 1 (no request finished, a study's runs failed), 2 (a mistake), 130 (Ctrl-C)."""
     arguments = sys.argv[1:]
     try:
         if {"--help", "-h"} & set(arguments):
@@ -64,7 +64,7 @@ def _run(arguments: list[str], wants_traceback: bool) -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from flowsim.config import CONF, explain, normalised
-    from flowsim.core import PolicyError
+    from flowsim.core import FailedRunsError, PolicyError
 
     mistakes = (HydraException, OmegaConfBaseException, PolicyError, ValueError, OSError)
 
@@ -78,7 +78,10 @@ def _run(arguments: list[str], wants_traceback: bool) -> int:
 
     def job(config: DictConfig) -> None:
         try:
-            codes.append(_job(config))
+            codes.append(_job(config, config_dir))
+        except FailedRunsError as error:
+            print(f"flowsim: {error}", file=sys.stderr)
+            codes.append(1)
         except mistakes as error:  # the other runs of a sweep go on
             codes.append(failed(error))
 
@@ -104,16 +107,17 @@ def _config_dir(arguments: list[str]) -> str | None:
     return None
 
 
-def _job(config: DictConfig) -> int:
+def _job(config: DictConfig, config_dir: str | None) -> int:
     """One run of the configuration; returns 0, or 1 where no request finished and that is not fine."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
     from flowsim.config import build, make
 
-    setup = build(config)
-    task, report = make(config, "task"), make(config, "report")
+    setup, report = build(config), make(config, "report")
     runtime = HydraConfig.get().runtime
+    # a study composes variants of what was asked for
+    task = make(config, "task", overrides=list(HydraConfig.get().overrides.task), config_dir=config_dir)
     folder = Path(runtime.output_dir)
     OmegaConf.save(config, folder / "config.yaml", resolve=True)
     chosen = runtime.choices

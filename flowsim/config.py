@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import hydra
 from hydra.errors import (
@@ -297,7 +298,7 @@ def _parameters(target: Callable[..., Any]) -> tuple[list[str], dict[str, Any], 
 
 def _check_type(value: Any, annotation: Any, key: str) -> None:
     """Raises where a plain number, switch or text is asked for and something else was given."""
-    allowed = set(get_args(annotation)) or {annotation}
+    allowed = set(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else {annotation}
     if not allowed <= {int, float, bool, str, Path, type(None)}:
         return
     if value is None and type(None) in allowed:

@@ -14,11 +14,15 @@ from typing import NamedTuple
 
 from flowsim.timeline import Iterations, Timeline
 
-__all__ = ["Batch", "Job", "Outcome", "Part", "PolicyError", "Reason", "Request"]
+__all__ = ["Batch", "FailedRunsError", "Job", "Outcome", "Part", "PolicyError", "Reason", "Request"]
 
 
 class PolicyError(RuntimeError):
     """A policy gave an answer that the contract of `select` forbids."""
+
+
+class FailedRunsError(RuntimeError):
+    """Some runs of a study failed, and are listed; the others are in its results."""
 
 
 class Outcome(enum.Enum):

@@ -6,12 +6,14 @@ Hydra takes a fifth of a second to compose; setting a key takes a millisecond. T
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -87,7 +89,7 @@ def _composed(overrides: tuple[str, ...], config_dir: str | None) -> tuple[DictC
     search = [f"hydra.searchpath=[file://{Path(config_dir).absolute()}]"] if config_dir else []
     arguments = [*normalised(overrides), *search]
     try:
-        with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        with _hydra_set_aside(), hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
             config = hydra.compose("config", overrides=arguments, return_hydra_config=True)
     except HydraException as error:
         raise ConfigError(explain(error)) from error
@@ -102,3 +104,14 @@ def _composed(overrides: tuple[str, ...], config_dir: str | None) -> tuple[DictC
         if key not in known_keys():
             raise ConfigError(unknown("key", key, known_keys()))
     return OmegaConf.create(own), choices
+
+
+@contextmanager
+def _hydra_set_aside() -> Iterator[None]:
+    """Lets Hydra compose inside a command that Hydra runs."""
+    state = GlobalHydra.instance()
+    running, state.hydra = state.hydra, None
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().hydra = running

@@ -60,7 +60,7 @@ ONLY = {
     "regress": {"check", "config", "core", "flowsim", "names"},
     "report": {"by_class", "core", "log", "metrics", "names", "profile", "summary"},
     "variants": {"config", "names"},
-    "study": {"metrics", "names", "profile", "report", "variants"},
+    "study": {"core", "metrics", "names", "profile", "report", "variants"},
     "flowsim": {
         "batching",
         "core",
@@ -86,7 +86,7 @@ KEPT_TO = {
     "sortedcontainers": {"queue"},
     "scipy": {"bound", "profiler", "report", "study"},
     "matplotlib": {"profiler", "report"},
-    "rich": {"appraise", "capacity", "profiler", "regress", "report", "task"},
+    "rich": {"appraise", "capacity", "profiler", "regress", "report", "study", "task"},
     "torch": {"profiler"},
 }
 PROFILER_PACKAGES = {"matplotlib", "numpy", "pandas", "pyarrow", "rich", "scipy", "torch", "yaml"}

@@ -222,7 +222,7 @@ def test_goodput_is_the_highest_rate_tried_that_keeps_the_target():
         assert row.goodput_rps == kept.index.max()
         assert row.goodput_rps < broken.index.min() <= 1.05 * row.goodput_rps
         assert row.attained == kept[row.goodput_rps] >= 0.9
-        assert math.isnan(row.ci_low_rps) or row.ci_low_rps < row.goodput_rps < row.ci_high_rps
+        assert math.isnan(row.goodput_rps_low) or row.goodput_rps_low < row.goodput_rps < row.goodput_rps_high
         assert (row.num_requests, row.seeds, row.bracket_end) == (150, 2, None)
     fcfs, flowprefill = found.table.goodput_rps
     assert flowprefill > 1.5 * fcfs
@@ -274,13 +274,15 @@ def test_differences_are_paired_by_seed_and_a_policy_differs_from_itself_by_noth
     same = {"once": ["policy=fcfs"], "again": ["policy=fcfs"], "flowprefill": ["policy=flowprefill"]}
     found = flowsim.compare(SMALL, {"which": same}, seeds=range(4), **ONE)
     table = found.table.set_index(["which", "figure"])
-    assert (table.loc["again"][["difference", "ci_low", "ci_high"]] == 0.0).all(axis=None)
+    assert (table.loc["again"][["difference", "difference_low", "difference_high"]] == 0.0).all(axis=None)
     runs = found.evaluations.pivot(index="seed", columns="which", values="attainment")
     differences = runs.flowprefill - runs.once
     row = table.loc["flowprefill", "attainment"]
     assert row.difference == pytest.approx(differences.mean())
     half = 3.182446305 * differences.std(ddof=1) / 2.0  # t with three degrees of freedom, from a table
-    assert (row.ci_low, row.ci_high) == pytest.approx((differences.mean() - half, differences.mean() + half))
+    assert (row.difference_low, row.difference_high) == pytest.approx(
+        (differences.mean() - half, differences.mean() + half)
+    )
 
 
 def test_an_interval_needs_two_seeds_that_differ():

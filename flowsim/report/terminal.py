@@ -25,7 +25,7 @@ from rich.text import Text
 from flowsim.by_class import CLASS_HEADER, class_rows
 from flowsim.metrics import Result
 
-__all__ = ["RunProgress", "class_table", "header", "interruptible"]
+__all__ = ["RunProgress", "StudyProgress", "class_table", "header", "interruptible"]
 
 ATTAINED = CLASS_HEADER.index("attained")
 PATIENCE_S = 2.0  # a run that ends sooner shows no progress
@@ -56,6 +56,37 @@ class RunProgress:
         self._bar.update(self._task, completed=ended, now_s=now_s, rate=rate)
 
     def __enter__(self) -> RunProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class StudyProgress:
+    """Shows how many runs of a study have ended, of about how many, and when the rest will have: once it takes over
+    two seconds."""
+
+    def __init__(self) -> None:
+        self._began_s = perf_counter()
+        self._bar: Progress | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            if perf_counter() - self._began_s < PATIENCE_S:
+                return
+            self._bar = Progress(
+                TextColumn("studying"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn(),
+                TextColumn("ETA"), TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )  # fmt: skip
+            self._bar.start()
+            self._task = self._bar.add_task("", total=total)
+        self._bar.update(self._task, completed=done, total=total)
+
+    def __enter__(self) -> StudyProgress:
         return self
 
     def __exit__(

@@ -60,8 +60,8 @@ def compare(
 
     Returns:
         `table` has the axes, `figure`, its mean over the seeds `mean` and the baseline's `baseline`, the mean of the
-        paired differences `difference` with a 95 % interval `ci_low`, `ci_high` (Student's t; NaN with one seed),
-        `ratio` of the means, and `seeds`, the pairs that both have.
+        paired differences `difference` with a 95 % interval `difference_low`, `difference_high` (Student's t; NaN
+        with one seed), `ratio` of the means, and `seeds`, the pairs that both have.
 
     Raises:
         ValueError: fewer than two cells, an unknown figure or baseline, and as in `sweep`.
@@ -122,8 +122,8 @@ def _row(cell: Cell, name: str, runs: Sequence[Run], base: Sequence[Run]) -> dic
         "mean": mean,
         "baseline": of_base,
         "difference": difference,
-        "ci_low": difference - half,
-        "ci_high": difference + half,
+        "difference_low": difference - half,
+        "difference_high": difference + half,
         "ratio": mean / of_base if of_base else math.nan,
         "seeds": len(pairs),
     }

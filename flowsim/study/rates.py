@@ -27,9 +27,10 @@ START_RPS = 4.0  # where a workload states no rate
 
 @dataclass(frozen=True)
 class Goodput:
-    """`table`: a row per cell; `evaluations`: a row per run of the search."""
+    """`table`: a row per cell; `curve`: a row per cell and rate tried; `evaluations`: a row per run of the search."""
 
     table: pd.DataFrame
+    curve: pd.DataFrame
     evaluations: pd.DataFrame
 
 
@@ -73,10 +74,11 @@ def goodput(
         precision: the relative distance between the rate that holds and the one that fails, at the end.
 
     Returns:
-        `table` has the axes, `goodput_rps` (NaN where even `low_rps` fails), `ci_low_rps` and `ci_high_rps` (95 %,
-        Student's t over the seeds' own goodputs; NaN where there is none), `attained` at that rate, `bracket_end`
-        (`low` or `high` where that end was hit, so that the goodput is beyond it), `num_requests`, `seeds`, `runs`,
-        `target`, `per_class`, `error`, and the settings. `evaluations` has every run, as `sweep` answers it.
+        `table` has the axes, `goodput_rps` (NaN where even `low_rps` fails), `goodput_rps_low` and
+        `goodput_rps_high` (95 %, Student's t over the seeds' own goodputs; NaN where there is none), `attained` at
+        that rate, `bracket_end` (`low` or `high` where that end was hit, so that the goodput is beyond it),
+        `num_requests`, `seeds`, `runs`, `target`, `per_class`, `error`, and the settings. `curve` has the axes, each
+        rate tried and `attained` there, the mean over the seeds. `evaluations` has every run, as `sweep` answers it.
 
     Raises:
         ValueError: a value out of its range, an unknown key or choice, no SLO to hold, a closed loop.
@@ -97,7 +99,13 @@ def goodput(
     runs.warn()
     import pandas as pd
 
-    return Goodput(pd.DataFrame([_row(one, len(chosen)) for one in thresholds]), runs.table())
+    table = pd.DataFrame([_row(one, len(chosen)) for one in thresholds])
+    curve = [
+        {**one.cell.labels, RATE: rate_rps, "attained": one.attained(rate_rps)}
+        for one in thresholds
+        for rate_rps in sorted(one.seen)
+    ]
+    return Goodput(table, pd.DataFrame(curve), runs.table())
 
 
 def _start(cell: Cell, start_rps: float | None, low_rps: float, high_rps: float) -> float:
@@ -119,8 +127,8 @@ def _row(found: Threshold, seeds: int) -> dict[str, Any]:
     row = {
         **found.cell.labels,
         "goodput_rps": math.nan if held is None else held,
-        "ci_low_rps": ci_rps[0] if ci_rps else math.nan,
-        "ci_high_rps": ci_rps[1] if ci_rps else math.nan,
+        "goodput_rps_low": ci_rps[0] if ci_rps else math.nan,
+        "goodput_rps_high": ci_rps[1] if ci_rps else math.nan,
         "attained": math.nan if held is None else found.attained(held),
         "bracket_end": search.end,
         "num_requests": (at_best.record.figures or {}).get("requests"),

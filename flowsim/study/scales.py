@@ -62,10 +62,10 @@ def slo_scale(
         target, seeds, per_class, attained, precision: as in `goodput`.
 
     Returns:
-        `table` has the axes, `slo_scale` (the strictest; NaN where even the loosest fails), `ci_low` and `ci_high`
-        (as in `goodput`), `attained` there, `bracket_end` (`strictest` or `loosest` where that scale was hit),
-        `num_requests`, `seeds`, `runs`, `target`, `per_class`, `error`, and the settings. `curve` has the axes, the
-        scale and `attained`, the mean over the seeds, with those of the bisection.
+        `table` has the axes, `slo_scale` (the strictest; NaN where even the loosest fails), `slo_scale_low` and
+        `slo_scale_high` (as in `goodput`), `attained` there, `bracket_end` (`strictest` or `loosest` where that scale
+        was hit), `num_requests`, `seeds`, `runs`, `target`, `per_class`, `error`, and the settings. `curve` has the
+        axes, each scale tried and `attained` there, the mean over the seeds. `evaluations` has every run.
 
     Raises:
         ValueError: a value out of its range, an unknown key or choice, no SLO to hold.
@@ -131,8 +131,8 @@ def _row(found: Threshold, seeds: int) -> dict[str, Any]:
     row = {
         **found.cell.labels,
         "slo_scale": math.nan if held is None else 1.0 / held,
-        "ci_low": 1.0 / interval[1] if interval else math.nan,
-        "ci_high": 1.0 / interval[0] if interval else math.nan,
+        "slo_scale_low": 1.0 / interval[1] if interval else math.nan,
+        "slo_scale_high": 1.0 / interval[0] if interval else math.nan,
         "attained": math.nan if held is None else found.attained(held),
         "bracket_end": {"low": "loosest", "high": "strictest", None: None}[search.end],
         "num_requests": (last.record.figures or {}).get("requests"),

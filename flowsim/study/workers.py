@@ -5,7 +5,9 @@ It must not know what the points are for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -115,9 +117,10 @@ class Workers:
         while left:
             handed_out: list[Point] = []
             try:
-                for record in self._parallel(_noted(list(left.values()), handed_out)):
-                    del left[record.place]
-                    yield record
+                with closing(self._parallel(_noted(list(left.values()), handed_out))) as records:
+                    for record in records:
+                        del left[record.place]
+                        yield record
             except (OSError, GeneratorExit):
                 raise
             except Exception as error:
@@ -130,15 +133,22 @@ class Workers:
 
     def _alone(self, point: Point, broken: Exception) -> Record:
         try:
-            (record,) = self._parallel(iter([point]))
+            (record,) = list(self._parallel(iter([point])))
         except Exception as error:
             text = str(error).split("\n")[0] or str(broken).split("\n")[0]
             return Record(point.place, None, f"its worker died: {type(error).__name__}: {text}", 0.0)
         return record
 
-    def _parallel(self, points: Iterator[Point]) -> Iterator[Record]:
+    def _parallel(self, points: Iterator[Point]) -> Generator[Record, None, None]:
+        """Hands out points, several at once where they are short; joblib says nothing of those that are cut short."""
         parallel = joblib.Parallel(n_jobs=self.jobs, backend=self.backend, return_as="generator_unordered")
-        return iter(parallel(joblib.delayed(run_point)(point) for point in points))
+        records = parallel(joblib.delayed(run_point)(point) for point in points)
+        try:
+            yield from records
+        finally:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                records.close()
 
 
 def _noted(points: list[Point], handed_out: list[Point]) -> Iterator[Point]:

@@ -1,0 +1,198 @@
+"""What the tasks of studies say and write: progress, words, JSON, tables, figures' data, and the runs that failed."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flowsim.core import FailedRunsError
+from flowsim.report import NoReport
+from flowsim.report.plots import save
+from flowsim.report.terminal import StudyProgress
+from flowsim.study.runs import StudyWarning
+from flowsim.study.workers import Progress
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "cells", "curves", "differences", "draw", "ended", "interval", "rate_words", "rows_of", "say", "scale_words",
+    "settings", "studied", "write_json",
+]  # fmt: skip
+
+Found = TypeVar("Found")
+SHOWN_FAILURES = 10
+APART = 0.04
+
+
+def studied(study: Callable[[Progress | None], Found], folder: Path, quiet: bool) -> Found:
+    """A study with its progress; where it is interrupted, says what is kept."""
+    try:
+        with warnings.catch_warnings(), StudyProgress() as progress:
+            warnings.simplefilter("ignore", StudyWarning)  # they are listed at the end
+            return study(None if quiet else progress)
+    except KeyboardInterrupt:
+        kept = folder / "points.jsonl"
+        count = kept.read_bytes().count(b"\n") if kept.is_file() else 0
+        Console(stderr=True, markup=False).print(
+            f"{count} runs are kept in {kept}; the same command with hydra.run.dir={folder} runs only what is missing",
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise
+
+
+def ended(evaluations: pd.DataFrame, folder: Path) -> int:
+    """How many runs ended well; `failed.csv` lists those that did not.
+
+    Raises:
+        FailedRunsError: there are some.
+    """
+    failed = evaluations[evaluations["error"].notna()]
+    path = folder / "failed.csv"
+    if failed.empty:
+        path.unlink(missing_ok=True)
+        return len(evaluations)
+    front = list(evaluations.columns[: list(evaluations.columns).index("seed") + 1])
+    failed[[*front, "error"]].to_csv(path, index=False)
+    lines = [
+        ", ".join(f"{name}={value}" for name, value in row.items() if name != "error") + f": {row['error']}"
+        for row in failed[[*front, "error"]].head(SHOWN_FAILURES).to_dict("records")
+    ]
+    more = [f"and {len(failed) - len(lines)} more"] if len(failed) > len(lines) else []
+    raise FailedRunsError(
+        "\n  ".join([f"{len(failed)} of {len(evaluations)} runs failed, listed in {path}:", *lines, *more])
+    )
+
+
+def draw(report: Any, path: Path, figure: Callable[[], Any]) -> None:
+    """A figure in the report's format; none where the report is none."""
+    if not isinstance(report, NoReport):
+        save(figure(), path.with_name(f"{path.name}.{getattr(report, 'format', 'png')}"))
+
+
+def curves(
+    evaluations: pd.DataFrame, key: str, name: str, attained: str, per_class: bool
+) -> tuple[pd.DataFrame, str, str | None]:
+    """(table, y, by) for a figure of attainment against a setting; a line for each class where each has to hold.
+
+    Values that lie within 4 % of one that is drawn are left out, for a bisection ends in a heap of them.
+    """
+    kept = evaluations[evaluations["error"].isna()].drop(columns=name, errors="ignore").rename(columns={key: name})
+    drawn: list[float] = []
+    for value in dict.fromkeys(kept[name]):  # as they were tried: the last of a bisection are the nearest
+        if all(abs(math.log(value / other)) > APART for other in drawn):
+            drawn.append(value)
+    kept = kept[kept[name].isin(drawn)]
+    if not per_class:
+        return kept, attained, None
+    prefix = f"{attained}_by_class."
+    classes = [column for column in kept.columns if column.startswith(prefix)]
+    table = kept[[name, "seed", *classes]].melt([name, "seed"], var_name="class", value_name=attained)
+    return table.assign(**{"class": table["class"].str.removeprefix(prefix)}), attained, "class"
+
+
+def rows_of(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows as JSON takes them: Python's numbers, None for what is not there, and `inf` in words."""
+    return [{str(name): _cell(value) for name, value in row.items()} for row in table.to_dict("records")]
+
+
+def _cell(value: Any) -> Any:
+    plain = value.item() if hasattr(value, "item") else value
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return None if math.isnan(plain) else str(plain)
+    return plain
+
+
+def settings(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What follows the column `error`."""
+    names = list(row)
+    return {name: row[name] for name in names[names.index("error") + 1 :]}
+
+
+def interval(row: Mapping[str, Any], name: str) -> list[float] | None:
+    ends = [row[f"{name}_low"], row[f"{name}_high"]]
+    return None if None in ends else ends
+
+
+def write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _whom(target: float, per_class: bool) -> str:
+    return f"{target:.0%} of {'the requests of each class' if per_class else 'all requests'} within their SLOs"
+
+
+def _ci_words(row: Mapping[str, Any], name: str, unit: str = "") -> str:
+    ends = interval(row, name)
+    return f" (95 % interval {ends[0]:.3g} to {ends[1]:.3g}{unit})" if ends else ""
+
+
+def rate_words(row: Mapping[str, Any], target: float, per_class: bool) -> list[str]:
+    ran = f"{row['num_requests']} requests, {row['seeds']} seeds, {row['runs']} runs"
+    if row["goodput_rps"] is None:
+        return [f"no goodput: even the lowest rate fails ({_whom(target, per_class)}; {ran})"]
+    reached = "at least " if row["bracket_end"] == "high" else ""
+    ci = _ci_words(row, "goodput_rps", " req/s")
+    lines = [f"goodput {reached}{row['goodput_rps']:.2f} req/s{ci}", f"{_whom(target, per_class)}; {ran}"]
+    return lines + ["the highest rate was reached; raise task.high_rps"] * (row["bracket_end"] == "high")
+
+
+def scale_words(row: Mapping[str, Any], target: float, per_class: bool) -> list[str]:
+    ran = f"{row['num_requests']} requests, {row['seeds']} seeds, {row['runs']} runs"
+    if row["slo_scale"] is None:
+        return [f"no scale holds, not even the loosest ({_whom(target, per_class)}; {ran})"]
+    reached = "at most " if row["bracket_end"] == "strictest" else ""
+    lines = [
+        f"strictest SLO scale {reached}{row['slo_scale']:.3f}{_ci_words(row, 'slo_scale')}",
+        f"{_whom(target, per_class)}; {ran}",
+    ]
+    return lines + ["the strictest scale was reached; add stricter ones to task.scales"] * bool(reached)
+
+
+def say(lines: Sequence[str], folder: Path, title: str) -> None:
+    console = Console(markup=False)
+    console.print(Text(title, style="bold"))
+    for line in [*lines, f"results in {folder}"]:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def differences(rows: Sequence[Mapping[str, Any]], baseline: str, subject: str, seeds: int) -> Table:
+    title = f"{subject}: differences to {baseline}, {seeds} seeds, 95 % intervals"
+    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("policy")
+    for name in ("figure", "mean", "difference", "95 % interval", "ratio"):
+        table.add_column(name, justify="left" if name == "figure" else "right", no_wrap=True)
+    for row in rows:
+        if row["policy"] != baseline:
+            mean, difference, ratio = (_short(row[key]) for key in ("mean", "difference", "ratio"))
+            ends = interval(row, "difference")
+            between = " to ".join(map(_short, ends)) if ends else "-"
+            table.add_row(row["policy"], row["figure"], mean, difference, between, ratio)
+    return table
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def cells(found: pd.DataFrame, axes: list[str], figure: str) -> Table:
+    """The mean over the seeds of the chosen figure for each cell."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in axes:
+        table.add_column(Text(name))
+    table.add_column(Text(figure), justify="right")
+    for labels, rows in found.groupby(axes, sort=False, dropna=False):
+        mean = rows[figure].mean()
+        cells = labels if isinstance(labels, tuple) else (labels,)
+        table.add_row(*(Text(str(cell)) for cell in cells), "failed" if mean != mean else f"{mean:.4g}")
+    return table
