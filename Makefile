@@ -1,7 +1,7 @@
 PYTHON ?= python
 
 .DEFAULT_GOAL := help
-.PHONY: help lint format test regress check check-all wheel profile validate
+.PHONY: help lint format test regress check check-all wheel profile validate figures
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ profile: ## refit the shipped profiles and the length tables from the data that 
 	$(PYTHON) -m experiments.make_profiles
 	$(PYTHON) -m experiments.mixed_quantiles
 	$(PYTHON) -m experiments.length_tables
+
+figures: ## reproduce the paper: experiments/results/, docs/img/paper_*.png, docs/reproduction.md (minutes)
+	$(PYTHON) -m experiments.reproduction --run
 
 validate: ## hold the simulator against all that is real or exact; writes docs/validation.md
 	$(PYTHON) -m experiments.validate

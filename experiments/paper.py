@@ -94,7 +94,10 @@ def run(experiment: Experiment, *, jobs: int, extra: Sequence[str] = (), folder:
     study = {"Sweep": flowsim.sweep, "Goodput": flowsim.goodput, "SLOScale": flowsim.slo_scale}[name]
     options = {key: task[key] for key in ("seeds", "precision", "scales", "target") if task.get(key) is not None}
     found = study(overrides, task["grid"], jobs=jobs, folder=folder, measure=experiment.measure, **options)
-    table: pd.DataFrame = found if isinstance(found, pd.DataFrame) else getattr(found, "curve", found.table)
+    if name == "SLOScale":
+        size = {name: found.table[name].max() for name in ("num_requests", "seeds")}
+        found = found.curve.rename(columns={"attained": "attainment"}).assign(**size)
+    table: pd.DataFrame = found if name != "Goodput" else found.table
     return _named(table)[list(experiment.columns)]
 
 
@@ -161,13 +164,9 @@ def main(experiment: Experiment, arguments: Sequence[str] | None = None) -> None
     parser = argparse.ArgumentParser(prog=command(experiment), description=experiment.title)
     parser.add_argument("overrides", nargs="*", help="such as workload.num_requests=500; then nothing is kept")
     parser.add_argument("--jobs", type=int, default=-1, help="processes; -1 for one a core")
-    parser.add_argument("--drawn-only", action="store_true", help="draw the kept results again, run nothing")
     options = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    if options.drawn_only:
-        table, _ = kept(experiment)
-        save(experiment.draw(table), IMAGES / f"paper_{experiment.name}.png")
-    elif options.overrides:
+    if options.overrides:
         table = experiment.shaped(run(experiment, jobs=options.jobs, extra=options.overrides))
         console.print(table.to_string(), soft_wrap=True)
     else:

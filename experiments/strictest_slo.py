@@ -47,7 +47,7 @@ def words(table: pd.DataFrame) -> str:
 EXPERIMENT = Experiment(
     name="strictest_slo",
     title="TTFT attainment against the SLO scale at 2 req/s (Llama3-8B, one A800, workload mixed)",
-    columns=("policy", "slo_scale", "attainment"),
+    columns=("policy", "slo_scale", "attainment", "num_requests", "seeds"),
     draw=draw,
     claims=claims,
     words=words,
