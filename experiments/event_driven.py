@@ -12,11 +12,13 @@ from flowsim.report import plots
 def shaped(table: pd.DataFrame) -> pd.DataFrame:
     table = table.rename(columns={"scheduler.share": "scheduler_share", "ttft_s_by_class.text.p50": "p50_text_s"})
     table["decisions_per_request"] = table["scheduler.decisions"] / table.requests
+    table["scheduler_ms_a_busy_second"] = 1e3 * table.scheduler_share
     return table
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    return plots.parameter(table, "asked", ["attainment", "decisions_per_request", "scheduler_share"])
+    columns = ["attainment", "decisions_per_request", "scheduler_ms_a_busy_second"]
+    return plots.parameter(table, "asked", columns, width_in=plots.COLUMN_IN)
 
 
 def claims(table: pd.DataFrame) -> list[Claim]:

@@ -39,8 +39,6 @@ GOODPUT = ("goodput_rps", "goodput_rps_low", "goodput_rps_high", "attained", "nu
 NAMES = {
     "workload.rate_rps": "rate_rps",
     "workload.slo_scale": "slo_scale",
-    "ci_low_rps": "goodput_rps_low",
-    "ci_high_rps": "goodput_rps_high",
 }
 
 
