@@ -1,7 +1,7 @@
 PYTHON ?= python
 
 .DEFAULT_GOAL := help
-.PHONY: help lint format test regress check check-all wheel profile validate figures
+.PHONY: help lint format test regress check check-all docs wheel profile validate figures
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,10 +23,14 @@ regress: ## compare every shipped policy's figures with tests/baseline.yaml (hal
 
 check: lint test ## what has to pass before a commit: lint and test
 
-check-all: lint ## check, and everything slow: slow tests, the baseline, the wheel
+check-all: lint ## check, and everything slow: slow tests, the baseline, the documentation site, the wheel
 	$(PYTHON) -m pytest -m "slow or not slow"
 	$(MAKE) regress
+	$(MAKE) docs
 	$(MAKE) wheel
+
+docs: ## build the documentation site in site/; a warning fails it (extra docs)
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 
 wheel: ## build the wheel and run it in a fresh virtual environment, from another folder
 	@set -eu; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; unset PYTHONPATH; \

@@ -59,8 +59,8 @@ class TokenBudget:
         for job in view.waiting.by(order):
             if room <= 0:
                 break
-            part = Part(job, min(job.left_tokens, room, self.chunk or room))
-            if not job.left_tokens:
+            part = Part(job, min(view.left_tokens(job), room, self.chunk or room))
+            if not part.tokens:
                 blocked = blocked or not view.fits(parts, [*decodes[running:], job])
                 if not blocked:
                     decodes.append(job)

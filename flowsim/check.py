@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flowsim.check_transfers import check_transfers
 from flowsim.core import Outcome
 from flowsim.latency import NO_DECODES, Decodes, LatencyModel
+from flowsim.law import SAME_S, hold
 from flowsim.log import Columns, Ended
 from flowsim.metrics import Result
 from flowsim.timeline import Iterations, Stops, Timeline
@@ -18,7 +20,6 @@ from flowsim.tokens import token_times_s
 __all__ = ["check_result"]
 
 Array = npt.NDArray[Any]
-SAME_S = 1e-7  # sums of many operator times over hours of simulated time differ by less
 
 
 def check_result(result: Result, latency: LatencyModel | Mapping[str, LatencyModel] | None = None) -> None:
@@ -39,24 +40,18 @@ def check_result(result: Result, latency: LatencyModel | Mapping[str, LatencyMod
     _check_kv(result)
     if "steps" in result.tables:
         _check_decodes(result)
+    if "transfers" in result.tables:
+        check_transfers(result)
     if latency is not None:
         for name, pool in result.run["pools"].items():
             _check_timelines(result, pool, latency if isinstance(latency, LatencyModel) else latency[name])
-
-
-def _hold(law: str, holds: Array | bool, left: Any, right: Any) -> None:
-    """Raises for the first row where a law does not hold."""
-    bad = np.flatnonzero(~np.atleast_1d(np.asarray(holds)))
-    if len(bad):
-        sides = [side[bad[0]] if isinstance(side, np.ndarray) else side for side in (left, right)]
-        raise AssertionError(f"{law}: row {bad[0]} has {sides[0]!r} against {sides[1]!r} ({len(bad)} such rows)")
 
 
 def _check_outcomes(result: Result) -> None:
     """One outcome each; arrival <= start <= first token <= finish; rejections have a reason."""
     requests = result.tables["requests"]
     outcome = requests["outcome"]
-    _hold(
+    hold(
         "1 every request has one outcome",
         np.isin(outcome, [one.value for one in Outcome]),
         outcome,
@@ -69,9 +64,9 @@ def _check_outcomes(result: Result) -> None:
         ("first_token_s", "finish_s"),
     ):
         a, b = requests[earlier][done], requests[later][done]
-        _hold(f"2 {earlier} <= {later}", a <= b + SAME_S, a, b)
+        hold(f"2 {earlier} <= {later}", a <= b + SAME_S, a, b)
     reasons = np.array([reason is not None for reason in requests["reason"].tolist()], dtype=bool)
-    _hold(
+    hold(
         "1 the rejected have a reason, no others",
         reasons == (outcome == Outcome.REJECTED.value),
         outcome,
@@ -88,7 +83,7 @@ def _check_tokens(result: Result) -> None:
     if "evictions" in requests:
         prompt = prompt - requests["cached_tokens"] + requests["recomputed_tokens"]
     wanted = np.where(done, prompt, np.where(requests["outcome"] == Outcome.REJECTED.value, 0, computed))
-    _hold("3 prefilled tokens == prompt tokens", computed == wanted, computed, wanted)
+    hold("3 prefilled tokens == prompt tokens", computed == wanted, computed, wanted)
 
 
 def _check_gpus(result: Result) -> None:
@@ -98,11 +93,12 @@ def _check_gpus(result: Result) -> None:
         rows = segments["instance"] == instance
         begin_s = (segments["start_s"] - segments["switch_s"])[rows]
         end_s = (segments["end_s"] + segments["barrier_s"])[rows]
-        _hold("4 a segment ends after it begins", begin_s <= end_s + SAME_S, begin_s, end_s)
-        _hold("4 one GPU never runs two segments", end_s[:-1] <= begin_s[1:] + SAME_S, end_s[:-1], begin_s[1:])
+        hold("4 a segment ends after it begins", begin_s <= end_s + SAME_S, begin_s, end_s)
+        hold("4 one GPU never runs two segments", end_s[:-1] <= begin_s[1:] + SAME_S, end_s[:-1], begin_s[1:])
         if idles:
             continue
         gaps = np.flatnonzero(begin_s[1:] > end_s[:-1] + SAME_S)
+        gaps = gaps[~_holding(result, instance, end_s[:-1][gaps], begin_s[1:][gaps])]
         gap_begin_s, gap_end_s = end_s[:-1][gaps], begin_s[1:][gaps]
         mine = requests["prefill_instance"] == instance
         mine &= ~np.isnan(requests["start_s"])
@@ -110,7 +106,7 @@ def _check_gpus(result: Result) -> None:
         start_s, arrival_s = requests["start_s"][mine][order], requests["arrival_s"][mine][order]
         earliest_s = np.append(np.minimum.accumulate(arrival_s[::-1])[::-1], np.inf)
         waited_s = earliest_s[np.searchsorted(start_s, gap_end_s - SAME_S)]
-        _hold("5 never idle while a job waits that fits", waited_s >= gap_end_s - SAME_S, gap_begin_s, waited_s)
+        hold("5 never idle while a job waits that fits", waited_s >= gap_end_s - SAME_S, gap_begin_s, waited_s)
         _check_suspended(segments, rows, gap_begin_s)
 
 
@@ -120,6 +116,17 @@ def _instances(result: Result, key: str) -> Iterator[tuple[int, Any]]:
         first, last = pool["instances"]
         for instance in range(first, last + 1):
             yield instance, pool[key]
+
+
+def _holding(result: Result, instance: int, begin_s: Array, end_s: Array) -> Array:
+    """In which gaps an instance holds KV of prefills that have ended and wait to be moved: what waits may not fit."""
+    held = np.zeros(len(begin_s), dtype=bool)
+    if "transfers" in result.tables:
+        table = result.tables["transfers"]
+        mine = table["source"] == instance
+        for asked_s, moved_s in zip(table["asked_s"][mine].tolist(), table["end_s"][mine].tolist(), strict=True):
+            held |= (asked_s < end_s) & (moved_s > begin_s)
+    return held
 
 
 def _check_suspended(segments: Columns, rows: Array, gap_begin_s: Array) -> None:
@@ -132,20 +139,20 @@ def _check_suspended(segments: Columns, rows: Array, gap_begin_s: Array) -> None
     suspended = np.searchsorted(paused_s, gap_begin_s, side="right") - np.searchsorted(
         resumed_s, gap_begin_s, side="right"
     )
-    _hold("5 never idle while a batch is suspended", suspended == 0, gap_begin_s, suspended)
+    hold("5 never idle while a batch is suspended", suspended == 0, gap_begin_s, suspended)
 
 
 def _check_preemptions(result: Result) -> None:
     """A flag is acknowledged after it is raised; every pause has one."""
     table, segments = result.tables["preemptions"], result.tables["segments"]
-    _hold(
+    hold(
         "6 flagged <= stopped",
         table["flagged_s"] <= table["stopped_s"] + SAME_S,
         table["flagged_s"],
         table["stopped_s"],
     )
     pauses = int((segments["ended"] == Ended.PAUSED.value).sum())
-    _hold("6 every pause was flagged", pauses == int(table["paused"].sum()), pauses, int(table["paused"].sum()))
+    hold("6 every pause was flagged", pauses == int(table["paused"].sum()), pauses, int(table["paused"].sum()))
 
 
 def _check_kv(result: Result) -> None:
@@ -154,7 +161,7 @@ def _check_kv(result: Result) -> None:
     for instance, total in enumerate(result.run["kv_blocks"]):
         rows = kv["instance"] == instance
         free, suspended = kv["free_blocks"][rows], kv["suspended_blocks"][rows]
-        _hold(
+        hold(
             "7 free + suspended <= total",
             (free >= 0) & (suspended >= 0) & (free + suspended <= total),
             free,
@@ -162,7 +169,7 @@ def _check_kv(result: Result) -> None:
         )
         unfinished = (result.tables["requests"]["outcome"] == Outcome.UNFINISHED.value).any()
         if len(free) and not unfinished:
-            _hold("7 all blocks come back", bool(free[-1] == total and suspended[-1] == 0), int(free[-1]), total)
+            hold("7 all blocks come back", bool(free[-1] == total and suspended[-1] == 0), int(free[-1]), total)
 
 
 def _check_timelines(result: Result, pool: Mapping[str, Any], latency: LatencyModel) -> None:
@@ -177,17 +184,17 @@ def _check_timelines(result: Result, pool: Mapping[str, Any], latency: LatencyMo
     for number, start_s, end_s, first, last, ended in zip(*(table[name].tolist() for name in columns), strict=True):
         timeline = timelines.get(number)
         if timeline is None:  # a run of decodes that was cut
-            _hold("8 only what was cut lacks its timeline", ended == Ended.CUT.value, number, ended)
+            hold("8 only what was cut lacks its timeline", ended == Ended.CUT.value, number, ended)
             continue
         at = reached.get(number, (0, 0.0))
-        _hold("8 a segment begins where its batch stopped", first == at[0], first, at[0])
+        hold("8 a segment begins where its batch stopped", first == at[0], first, at[0])
         if ended == Ended.PAUSED.value:
             to_s = timeline.at(last, stops)
             legal = timeline.next_stop(to_s, stops).operators == last and to_s < timeline.total_s
-            _hold("9 pauses are at legal stops", legal, (number, last), stops.value)
+            hold("9 pauses are at legal stops", legal, (number, last), stops.value)
         elif ended not in (Ended.FAILED.value, Ended.CUT.value):
             to_s = timeline.total_s
-            _hold(
+            hold(
                 "8 a batch ends with its last operator",
                 last == timeline.end.operators,
                 last,
@@ -195,7 +202,7 @@ def _check_timelines(result: Result, pool: Mapping[str, Any], latency: LatencyMo
             )
         else:
             continue
-        _hold(
+        hold(
             "8 segments sum to the timeline",
             abs(end_s - start_s - (to_s - at[1])) < SAME_S,
             end_s - start_s,
@@ -244,15 +251,15 @@ def _check_decodes(result: Result) -> None:
     done = np.flatnonzero(requests["outcome"] == Outcome.FINISHED.value)
     decoded = np.array([row for row in done.tolist() if row in times], dtype=np.int64)
     single = np.setdiff1d(done, decoded)
-    _hold("21 what gets one token was asked for one", requests["output_tokens"][single] == 1, single, 1)
+    hold("21 what gets one token was asked for one", requests["output_tokens"][single] == 1, single, 1)
     count = np.array([len(times[row]) for row in decoded.tolist()])
     wanted = requests["output_tokens"][decoded]
-    _hold("21 generated tokens == output tokens", count == wanted, count, wanted)
+    hold("21 generated tokens == output tokens", count == wanted, count, wanted)
     for place, column in ((0, "first_token_s"), (-1, "finish_s")):
         out_s, said_s = np.array([times[row][place] for row in decoded.tolist()]), requests[column][decoded]
-        _hold(f"21 {column} is a token's", np.abs(out_s - said_s) < SAME_S, out_s, said_s)
+        hold(f"21 {column} is a token's", np.abs(out_s - said_s) < SAME_S, out_s, said_s)
     smallest_s = np.array([np.diff(times[row]).min(initial=np.inf) for row in decoded.tolist()])
-    _hold("21 tokens come out one after another", smallest_s > 0.0, smallest_s, 0.0)
+    hold("21 tokens come out one after another", smallest_s > 0.0, smallest_s, 0.0)
     _check_sequences(result)
 
 
@@ -271,4 +278,4 @@ def _check_sequences(result: Result) -> None:
         mine = alone & (requests["prefill_instance"] == instance)
         after = np.searchsorted(middle_s, requests["start_s"][mine])
         before = np.searchsorted(middle_s, requests["finish_s"][mine] - request_s)
-        _hold("22 never idle while a sequence is held", after == before, after, before)
+        hold("22 never idle while a sequence is held", after == before, after, before)

@@ -8,21 +8,26 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import simpy
 
-from flowsim.core import Request
+from flowsim.core import Job, Reason, Request
+from flowsim.decoding import DecodingStage
 from flowsim.instance import Instance
-from flowsim.kv import KVPool, pool_blocks
+from flowsim.kv import Blocks, KVPool, PrefixPool, pool_blocks
 from flowsim.latency import LatencyModel, Predictor
+from flowsim.link import Transfers
+from flowsim.lockstep import Lockstep
 from flowsim.log import Log
 from flowsim.policy import Policy, Polling
-from flowsim.pool import Cluster, Pool
+from flowsim.pool import HERE, Cluster, Pool
 from flowsim.router import Router, Server
+from flowsim.stage import PrefillStage, Stage
 from flowsim.view import InstanceView
 
 __all__ = ["Fleet", "Proxied"]
@@ -32,47 +37,50 @@ class Proxied:
     """An instance as the proxy knows it: a `flowsim.router.Server`, and the way in."""
 
     __slots__ = (
-        "_env",
-        "_instance",
-        "_predictor",
-        "_promised_s",
-        "_without_token",
-        "index",
-        "pool",
-        "requests",
+        "_env", "_predictor", "_promised", "_promised_s", "index", "instance", "most_tokens", "pool", "requests",
         "view",
-    )
+    )  # fmt: skip
 
     def __init__(self, env: simpy.Environment, index: int, pool: str, predictor: Predictor) -> None:
         self._env = env
         self._predictor = predictor
-        self._promised_s = 0.0  # predicted seconds of all prompts sent here that have no first token
-        self._without_token = 0
+        self._promised: dict[int, float] = {}  # predicted seconds of each prompt sent here that has no first token
+        self._promised_s = 0.0
         self.index = index
         self.pool = pool
         self.requests = 0
-        self._instance: Instance
+        self.most_tokens = math.inf  # of context, prompt and answer, that those it hands over to can hold
+        self.instance: Instance
         self.view: InstanceView
 
     def stands_for(self, instance: Instance) -> None:
         """Names the instance; it needs the proxy's callbacks to be made."""
-        self._instance = instance
+        self.instance = instance
         self.view = instance.view
 
     def submit(self, request: Request) -> None:
         """Sends a request there."""
         self.requests += 1
-        self._without_token += 1
-        self._promised_s += self._predictor.alone_s(request.prompt_tokens)
-        self._instance.submit(request)
+        alone_s = self._predictor.alone_s(request.prompt_tokens)
+        self._promised[request.id] = alone_s
+        self._promised_s += alone_s
+        if request.prompt_tokens + request.output_tokens - 1 > self.most_tokens:
+            self.instance.reject(Job(request), Reason.TOO_LARGE)
+        else:
+            self.instance.submit(request)
 
-    def ended(self, request: Request) -> None:
-        """A request ends: with its first token, or rejected."""
+    def prefilled(self, request: Request) -> None:
+        """A request has its first token, or will never have one."""
+        alone_s = self._promised.pop(request.id, None)
+        if alone_s is not None:
+            self._promised_s -= alone_s
+            if not self._promised:
+                self._promised_s = 0.0  # sums of floats leave a rest
+
+    def left(self, request: Request) -> None:
+        """A request is no longer there: it ended, or is decoded elsewhere."""
         self.requests -= 1
-        self._without_token -= 1
-        self._promised_s -= self._predictor.alone_s(request.prompt_tokens)
-        if not self._without_token:
-            self._promised_s = 0.0  # sums of floats leave a rest
+        self.prefilled(request)
 
     def outstanding_s(self) -> float:
         """Predicted seconds of prefill sent here and not done (see `flowsim.router.Server`)."""
@@ -124,7 +132,6 @@ class Fleet:
         ended: Callable[[Request, float], None],
     ) -> None:
         self.instances: list[Instance] = []
-        self.servers: list[Proxied] = []
         self.hardware: dict[str, LatencyModel] = {}  # of each pool, bound to its passes and stops
         self.pools: dict[str, dict[str, Any]] = {}  # as `run.json` has them
         self._env = env
@@ -132,24 +139,38 @@ class Fleet:
         self._seed = seed
         self._ended = ended
         self._router = copy.deepcopy(router)
+        self._handover = copy.deepcopy(cluster.handover)
+        self._servers: dict[str, list[Proxied]] = {name: [] for name in cluster.pools}
+        self._transfers = Transfers(env, cluster.link, log)
         for name, pool in cluster.pools.items():
             own = pool.policy or policy
             hardware = pool.hardware(latency).bound(pass_tokens=pool.pass_tokens, stops=own.stops)
             self.hardware[name] = hardware
             self.pools[name] = described(len(self.instances), pool, own, hardware)
-            self._build(name, pool, own, hardware, predictor)
+            self._build(name, pool, cluster.decoding, own, hardware, predictor)
+        for name, pool in cluster.pools.items():
+            if pool.decode not in (None, HERE):
+                held = self._servers[str(pool.decode)][0].instance.kv
+                for server in self._servers[name]:
+                    server.most_tokens = held.total_blocks * held.block_tokens
+        entries = [name for name in cluster.pools if name not in cluster.decoding]
+        self._entry = [server for name in entries for server in self._servers[name]]
         check = getattr(router, "check_pools", None)
         if check is not None:
-            check(list(cluster.pools))
+            check(entries)
 
     def _build(
         self,
         name: str,
         pool: Pool,
+        decoding: frozenset[str],
         policy: Policy,
         latency: LatencyModel,
         predictor: Callable[[LatencyModel], Predictor],
     ) -> None:
+        decodes = pool.decode == HERE or name in decoding
+        single_steps = pool.async_steps > 0 or pool.expert_parallel
+        group = self._group(pool, latency)
         first = len(self.instances)
         for index in range(first, first + pool.instances):
             believed = predictor(latency)
@@ -163,16 +184,46 @@ class Fleet:
                 kv=kv_pool(pool, latency),
                 log=self._log,
                 max_batches=pool.max_batches,
+                max_sequences=pool.max_sequences or math.inf,
+                stage=partial(DecodingStage, most_steps=1 if single_steps else None)
+                if decodes
+                else self._prefill_stage(server, pool.decode),
+                group=group,
+                async_steps=pool.async_steps,
                 slowest=slowest_rank(pool.jitter_sigma, latency.tp, self._seed, index),
-                ended=self._leaving(server),
+                prefilled=server.prefilled,
+                ended=self._leaving(server, pulls=name in decoding),
             )
             server.stands_for(instance)
-            self.servers.append(server)
+            self._servers[name].append(server)
             self.instances.append(instance)
 
-    def _leaving(self, server: Proxied) -> Callable[[Request, float], None]:
+    def _group(self, pool: Pool, latency: LatencyModel) -> Lockstep | None:
+        """The clock of a pool whose instances step together."""
+        if not pool.expert_parallel:
+            return None
+        assert pool.collective is not None
+        link = (pool.collective.latency_s, pool.collective.bytes_per_s)
+        return Lockstep(self._env, lambda own, tokens: latency.exchange_s(own, tokens, link))
+
+    def _prefill_stage(self, server: Proxied, decode: str | None) -> Callable[[Instance], Stage]:
+        """Prefills whose requests end with their first token, or go on to an instance of the pool `decode`."""
+        if decode is None:
+            return PrefillStage
+
+        def handed(job: Job) -> None:
+            server.left(job.request)
+            target = self._chosen(self._handover, job.request, self._servers[decode])
+            target.requests += 1
+            self._transfers.ask(job, server.instance, target.instance)
+
+        return lambda instance: PrefillStage(instance, handed)
+
+    def _leaving(self, server: Proxied, *, pulls: bool) -> Callable[[Request, float], None]:
         def ended(request: Request, finish_s: float) -> None:
-            server.ended(request)
+            server.left(request)
+            if pulls:
+                self._transfers.pull(server.instance)
             self._ended(request, finish_s)
 
         return ended
@@ -183,11 +234,20 @@ class Fleet:
         Raises:
             ValueError: the router answered something else than one of the servers.
         """
-        server: Server = self._router.route(request, self.servers)
+        return self._chosen(self._router, request, self._entry)
+
+    def _chosen(self, router: Router, request: Request, servers: Sequence[Proxied]) -> Proxied:
+        server: Server = router.route(request, servers)
         if not isinstance(server, Proxied):
-            name = type(self._router).__name__
+            name = type(router).__name__
             raise ValueError(f"{name}.route answered {server!r:.60}; it must be one of the servers that it was given")
         return server
+
+    def close(self, now_s: float, *, drained: bool) -> None:
+        """The run is over; `drained`: nothing more would happen."""
+        for instance in self.instances:
+            instance.close(now_s, drained=drained)
+        self._transfers.close()
 
 
 def described(first: int, pool: Pool, policy: Policy, latency: LatencyModel) -> dict[str, Any]:
@@ -199,11 +259,14 @@ def described(first: int, pool: Pool, policy: Policy, latency: LatencyModel) -> 
         "stops": latency.stops.value,
         "pass_tokens": latency.pass_tokens,
         "request_s": latency.profile.request_s,
-        "idles": bool(getattr(policy, "idles", False)) or isinstance(getattr(policy, "consult", None), Polling),
+        "decode": pool.decode,
+        "idles": pool.expert_parallel  # a rank waits for the others
+        or bool(getattr(policy, "idles", False))
+        or isinstance(getattr(policy, "consult", None), Polling),
     }
 
 
-def kv_pool(pool: Pool, latency: LatencyModel) -> KVPool:
+def kv_pool(pool: Pool, latency: LatencyModel) -> Blocks:
     """The KV blocks of one instance of a pool."""
     profile = latency.profile
     blocks = pool.kv_blocks or pool_blocks(
@@ -214,7 +277,7 @@ def kv_pool(pool: Pool, latency: LatencyModel) -> KVPool:
         gpu_memory_fraction=pool.gpu_memory_fraction,
         tp=latency.tp,
     )
-    return KVPool(blocks, pool.block_tokens)
+    return (PrefixPool if pool.prefix_cache else KVPool)(blocks, pool.block_tokens)
 
 
 def slowest_rank(sigma: float, ranks: int, seed: int, instance: int) -> Callable[[], float]:

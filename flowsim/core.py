@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -152,6 +152,11 @@ class Job:
     def context_tokens(self) -> int:
         """Tokens that the next one is computed from: the request's prompt, and those generated."""
         return self.request.prompt_tokens + self.generated_tokens
+
+    def block_name(self, place: int) -> Hashable:
+        """What the KV block at a place of its context is called: its id in the workload, or one of the job's own."""
+        hashes = self.request.prefix_hashes
+        return hashes[place] if place < len(hashes) else (self.id, place)
 
     def __repr__(self) -> str:
         return f"Job({self.id}, {self.done_tokens}/{self.prompt_tokens} tokens, due {self.deadline_s:.3f} s)"

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from flowsim.core import Batch, Job, Outcome, Request
 from flowsim.latency import NO_DECODES
-from flowsim.stage import Host
+from flowsim.stage import Host, take_parts
 from flowsim.timeline import Iterations
 from flowsim.view import context_of
 
@@ -37,10 +37,15 @@ class DecodingStage:
         self._admitted: dict[int, Job] = {}  # in this order; those whose last token is not yet decided
         self._ending: dict[int, list[Job]] = {}  # by batch number: those that end with it
         self._emitting: dict[int, list[Job]] = {}  # likewise: prompts that are complete with it
+        self._reserved_blocks = 0
         self._step = 0  # of this instance: those that gave tokens so far
 
     def most_tokens(self, request: Request) -> int:
         return request.prompt_tokens + request.output_tokens - 1
+
+    def reserved_blocks(self) -> int:
+        """What the growth of the run of decodes that is on the GPU takes until its end."""
+        return self._reserved_blocks
 
     def under_way(self) -> Iterable[Job]:
         return self._instance.view.decoding
@@ -57,8 +62,10 @@ class DecodingStage:
             short = kv.blocks(context) - kv.held(job.id)
             while short > kv.free_blocks and job.id in decoding:
                 self._evict_last()
-            if short > 0 and job.id in decoding:
-                kv.grow(job.id, short)
+            if job.id in decoding:
+                kv.fill(job.id, (context - 1) // size, job.block_name)
+                if short > 0:
+                    kv.grow(job.id, short)
 
     def _evict_last(self) -> None:
         """The sequence admitted last that no batch holds loses its KV."""
@@ -81,37 +88,29 @@ class DecodingStage:
 
     def take(self, batch: Batch) -> None:
         own = self._instance
-        view, kv, log = own.view, own.kv, own.log
+        view, kv = own.view, own.kv
         view.evicted = False
-        slowest = own.slowest()
-        for position, (job, new) in enumerate(batch.parts):
-            view.waiting.remove(job)
-            if not job.done_tokens:
-                self._admit(job, batch.since_s, job.prompt_tokens)
-            batch.blocks += kv.held(job.id)
-            log.batches.add((batch.number, own.index, job.id, position, new, job.done_tokens, slowest))
+        tokens = take_parts(own, batch, self._admit)
         for job in batch.decodes:
             if job.id not in view.decodes:
                 view.waiting.remove(job)
-                self._admit(job, batch.since_s, job.context_tokens)
+                if not kv.held(job.id):  # what came with its KV has taken them
+                    kv.take(job.id, kv.blocks(job.context_tokens), job.block_name)
                 view.decodes[job.id] = job
+                self._admit(job)
         decodes = context_of(batch.decodes) if batch.decodes else NO_DECODES
-        tokens = [(new, job.done_tokens) for job, new in batch.parts]
         if tokens:
-            batch.timeline = own.latency.timeline(tokens, slowest, decodes)
+            batch.timeline = own.latency.timeline(tokens, batch.slowest, decodes)
         else:
-            batch.timeline = own.latency.iterations(decodes, self._steps(batch), slowest)
+            steps = self._steps(batch)
+            self._reserved_blocks = self._growth(batch, steps) if steps > 1 else 0
+            batch.timeline = own.latency.iterations(decodes, steps, batch.slowest)
         batch.context = decodes
-        batch.slowest = slowest
         batch.predicted_s = own.predictor.batch_s(tokens, decodes)
 
-    def _admit(self, job: Job, at_s: float, tokens: int) -> None:
-        own = self._instance
-        own.kv.take(job.id, own.kv.blocks(tokens))
-        own.view.sequences += 1
+    def _admit(self, job: Job) -> None:
+        self._instance.view.sequences += 1
         self._admitted[job.id] = job
-        if job.start_s != job.start_s:
-            job.start_s = at_s
 
     def _steps(self, batch: Batch) -> int:
         """How many iterations of its decodes a batch may run without a decision."""
@@ -144,11 +143,13 @@ class DecodingStage:
         view = own.view
         ending: list[Job] = []
         complete: list[Job] = []
+        self._reserved_blocks = 0
         if steps > 1:
             for job in batch.decodes:
                 short = own.kv.blocks(job.context_tokens + steps - 1) - own.kv.held(job.id)
                 if short > 0:
                     own.kv.grow(job.id, short)
+                    own.kv.fill(job.id, (job.context_tokens + steps - 1) // own.kv.block_tokens, job.block_name)
         for job in batch.decodes:
             job.generated_tokens += steps
             if job.generated_tokens >= job.request.output_tokens:
@@ -183,6 +184,7 @@ class DecodingStage:
             if job.prefill_instance < 0:
                 job.first_token_s = token_s
                 job.prefill_instance = own.index
+                own.prefilled(job.request)
         for job in ending:
             self._close_run(job)
             own.kv.give(job.id)

@@ -15,12 +15,13 @@ import simpy
 
 from flowsim.contract import Breach, answer_breach, batch_breach, idle_breach, left_breach, policy_breach
 from flowsim.core import Batch, Job, Outcome, PolicyError, Reason, Request
-from flowsim.events import Later
-from flowsim.kv import KVPool
+from flowsim.events import Later, Poller
+from flowsim.kv import Blocks
 from flowsim.latency import LatencyModel, Predictor
+from flowsim.lockstep import Lockstep
 from flowsim.log import Ended, Log
 from flowsim.policy import Policy, Polling, View
-from flowsim.record import request_row, segment_row
+from flowsim.record import held_by, log_unfinished, request_row, segment_row
 from flowsim.stage import PrefillStage, Stage, has_started
 from flowsim.timeline import INSTANT_S, Stop
 from flowsim.view import InstanceView
@@ -45,6 +46,8 @@ class Instance:
         async_steps: 1 where a batch is planned while the one before it runs, as asynchronous engines do: an arrival
             is then seen when a batch ends, and is in the one after the next.
         slowest: draws, for each batch, the factor by which its slowest rank is off.
+        group: the clock of the ranks that this one steps together with; its batches then run to their ends.
+        prefilled: called with each request that decodes here, when its first token is out.
         ended: called with each request and the second at which it finished (or was rejected).
     """
 
@@ -56,7 +59,7 @@ class Instance:
         policy: Policy,
         latency: LatencyModel,
         predictor: Predictor,
-        kv: KVPool,
+        kv: Blocks,
         log: Log,
         max_batches: int,
         slowest: Callable[[], float],
@@ -64,6 +67,8 @@ class Instance:
         max_sequences: float = math.inf,
         stage: Callable[[Instance], Stage] = PrefillStage,
         async_steps: int = 0,
+        group: Lockstep | None = None,
+        prefilled: Callable[[Request], None] = lambda _: None,
     ) -> None:
         self.env = env
         self.index = index
@@ -73,11 +78,15 @@ class Instance:
         self.kv = kv
         self.log = log
         self.ended = ended
+        self.prefilled = prefilled
         limits = {"max_batches": max_batches, "max_sequences": max_sequences}
         self.view = InstanceView(predictor, kv, request_s=latency.profile.request_s, **limits)
         self.slowest = slowest
         self.stage = stage(self)
         self._plans_ahead = async_steps > 0
+        self._group = group
+        if group is not None:
+            group.join(self)
         self._planned: Batch | None = None
         self._idles = bool(getattr(policy, "idles", False))
         self._admit: Callable[[View, Job], bool] | None = getattr(policy, "admit", None)
@@ -85,10 +94,9 @@ class Instance:
         if breach is not None:
             raise PolicyError(f"{type(policy).__name__} {breach.did}. Allowed: {breach.allowed}.")
         consult = getattr(policy, "consult", "events")
-        self._period_s = consult.period_s if isinstance(consult, Polling) else None
+        self._poller = Poller(env, consult.period_s, self._poll) if isinstance(consult, Polling) else None
         self._at_stops = consult == "stops"
         self._deciding = False  # a decision is due later in this instant
-        self._polling = False  # a poll is due
         self._timer: simpy.Event | None = None  # the one that counts; those set before are ignored
         self._stop: Stop | None = None  # where the running batch is when the timer fires
         self._barrier_s = 0.0  # of which the last part is the ranks' barrier
@@ -105,10 +113,10 @@ class Instance:
         view.now_s = self.env.now
         job = Job(request)
         if self.kv.blocks(self.stage.most_tokens(request)) > self.kv.total_blocks:
-            self._reject(job, Reason.TOO_LARGE)
+            self.reject(job, Reason.TOO_LARGE)
             return
         if self._admit is not None and not self._admit(view, job):
-            self._reject(job, Reason.ADMISSION)
+            self.reject(job, Reason.ADMISSION)
             return
         if request.abandon_s < math.inf:
             simpy.Timeout(self.env, request.abandon_s).callbacks.append(lambda _: self._abandon(job))
@@ -119,8 +127,8 @@ class Instance:
         view = self.view
         view.now_s = self.env.now
         view.waiting.add(job)
-        if self._period_s is not None:
-            self._poll_later(self._period_s)
+        if self._poller is not None:
+            self._poller.wake()
         elif view.running is None or not (self._at_stops or self._plans_ahead):
             self._wake()
 
@@ -128,10 +136,11 @@ class Instance:
         """Takes back the KV blocks of a job that was handed over; freed blocks wake an idle instance."""
         self.kv.give(job.id)
         self.log_kv()
-        if self.view.running is None and self.view.waiting and self._period_s is None:
+        if self.view.running is None and self.view.waiting and self._poller is None:
             self._wake()
 
-    def _reject(self, job: Job, reason: Reason) -> None:
+    def reject(self, job: Job, reason: Reason) -> None:
+        """A request ends before it began."""
         self.log_request(job, math.nan, Outcome.REJECTED, reason)
         self.ended(job.request, self.env.now)
 
@@ -142,30 +151,19 @@ class Instance:
             return
         view.now_s = self.env.now
         view.waiting.remove(job)
-        self._reject(job, Reason.ABANDONED)
-        if view.running is None and view.waiting and self._period_s is None:
+        self.reject(job, Reason.ABANDONED)
+        if view.running is None and view.waiting and self._poller is None:
             self._wake()
 
-    def _poll_later(self, period_s: float) -> None:
-        """Decides at the next multiple of the period, and then at each while there is work."""
-        if not self._polling:
-            self._polling = True
-            number = math.ceil((self.env.now - INSTANT_S) / period_s)
-            Later(self.env, self._poll, max(0.0, number * period_s - self.env.now))
-
-    def _poll(self, _event: simpy.Event) -> None:
-        self._polling = False
+    def _poll(self) -> bool:
+        """Decides; answers whether there is work to go on polling for."""
         self._decide()
-        view, period_s = self.view, self._period_s
-        assert period_s is not None
-        if view.running is not None or view.waiting or view.suspended:
-            self._polling = True
-            number = math.floor((self.env.now + INSTANT_S) / period_s) + 1
-            Later(self.env, self._poll, number * period_s - self.env.now)
+        view = self.view
+        return view.running is not None or bool(view.waiting) or bool(view.suspended) or bool(view.decodes)
 
     def _wake(self) -> None:
         """Decides, but only once everything else that happens at this instant is in."""
-        if self._deciding:
+        if self._deciding or (self._group is not None and self._group.busy and self.view.running is None):
             return
         if self.env.peek() > self.env.now:
             self._decide()
@@ -232,7 +230,10 @@ class Instance:
         if self._plans_ahead:
             self.stage.advance(batch)
             self._wake()
-        self._run_to(batch, self._next_stop(batch) if self._at_stops else batch.timeline.end)
+        if self._group is not None:
+            self._group.run(self, batch)
+        else:
+            self._run_to(batch, self._next_stop(batch) if self._at_stops else batch.timeline.end)
 
     def _plan(self, running: Batch) -> None:
         """Chooses and takes the batch that follows the one that runs, as if that had ended."""
@@ -324,18 +325,20 @@ class Instance:
         paused = bool(batch.parts) and not at_end
         if self._flagged_for is not None:
             self._acknowledge(batch, self._flagged_for, paused=paused)
+        ahead = self._plans_ahead  # then the jobs are where the batch brings them already
+        unfinished = not at_end or any(job.left_tokens > (0 if ahead else new) for job, new in batch.parts)
+        ended = Ended.PAUSED if paused else Ended.PASS if unfinished else Ended.FINISHED
+        end_s = self.env.now - self._barrier_s
+        self.log.segments.add(segment_row(self.index, batch, end_s, stop.operators, ended, self._barrier_s))
         if paused:
-            self._log_segment(batch, stop, Ended.PAUSED)
             self._suspend(batch, stop)
         else:
-            ahead = self._plans_ahead  # then the jobs are where the batch brings them already
-            unfinished = not at_end or any(job.left_tokens > (0 if ahead else new) for job, new in batch.parts)
-            self._log_segment(batch, stop, Ended.PASS if unfinished else Ended.FINISHED)
             self.stage.end(batch, stop.operators)
             self.log_kv()
         self._barrier_s = 0.0
         planned, self._planned = self._planned, None
         if planned is not None:
+            planned.since_s = self.env.now
             self._run(planned)
         else:
             self._wake()
@@ -359,26 +362,30 @@ class Instance:
         self.view.suspended.add(batch)
         self.log_kv()
 
+    def over(self) -> None:
+        """The step of the group that this rank's batch was in is over."""
+        batch = self.view.running
+        assert batch is not None
+        self.view.now_s = self.env.now
+        self._barrier_s = self.env.now - batch.since_s - batch.timeline.total_s
+        self._stopped(batch, batch.timeline.end, at_end=True)
+
+    def wake(self) -> None:
+        """Looks for something to run, after a step of the group in which this rank had nothing."""
+        if self.view.waiting:
+            self._wake()
+
     def close(self, now_s: float, *, drained: bool) -> None:
         """The run is over: what has not finished is logged as such, and a running segment as cut.
 
         Raises:
             PolicyError: nothing more would happen (`drained`), and work is left by a policy that must not idle.
         """
-        view = self.view
-        running = view.running
+        view, running = self.view, self.view.running
         if drained and not self._idles:
             self._must_not(left_breach(view))
-        if running is not None and running.since_s < now_s:
-            end_s = min(now_s, running.since_s + running.timeline.total_s - running.done_s)
-            self.log.segments.add(segment_row(self.index, running, end_s, running.operators, Ended.CUT))
-        for batch in view.suspended:
-            for job, _ in batch.parts:
-                job.suspended_s += now_s - batch.suspended_at_s
-        held = {job.id: job for batch in (running, self._planned, *view.suspended) if batch for job, _ in batch.parts}
-        held |= {job.id: job for job in (*view.waiting, *self.stage.under_way())}
-        for job in held.values():
-            self.log_request(job, math.nan, Outcome.UNFINISHED)
+        jobs = [*held_by(running), *held_by(self._planned), *view.waiting, *self.stage.under_way()]
+        log_unfinished(self.log, self.index, running, view.suspended, now_s, jobs)
 
     def _must_not(self, breach: Breach | None) -> None:
         """Raises for a breach of the contract of `select`."""
@@ -386,15 +393,8 @@ class Instance:
             where = f"t={self.env.now:.6f} s, instance {self.index}: {type(self.policy).__name__}"
             raise PolicyError(f"{where} {breach.did}. Allowed: {breach.allowed}.")
 
-    # ---------------------------------------------------------------- the log
-
-    def _log_segment(self, batch: Batch, stop: Stop, ended: Ended) -> None:
-        met_s = self._barrier_s
-        self.log.segments.add(segment_row(self.index, batch, self.env.now - met_s, stop.operators, ended, met_s))
-
     def log_kv(self) -> None:
         self.log.kv.add((self.env.now, self.index, self.kv.free_blocks, self._suspended_blocks))
 
     def log_request(self, job: Job, finish_s: float, outcome: Outcome, reason: Reason | None = None) -> None:
-        """Writes down what became of a request, once, where it ended."""
         self.log.requests.add(request_row(self.index, job, finish_s, outcome, reason))

@@ -83,6 +83,7 @@ class Log:
             "longest_tokens", "slowest_rank",
         )  # fmt: skip
         self.tokens = Table("request", "instance", "first_step", "last_step")
+        self.transfers = Table("request", "source", "target", "bytes", "asked_s", "start_s", "end_s")
         self.decisions = 0
         self.scheduler_wall_s = 0.0
         self.events = 0

@@ -32,7 +32,7 @@ __all__ = ["Result"]
 
 Array = npt.NDArray[Any]
 TABLES = ("requests", "segments", "batches", "preemptions", "kv")
-DECODE_TABLES = ("steps", "tokens")
+MORE_TABLES = ("steps", "tokens", "transfers")
 _TEXT = {"prefix_hashes", "slo_class", "outcome", "reason", "ended"}
 _BOOLS = {"paused", "extrapolated", "measured"}
 _OBJECTS: dict[str, Callable[[str], Any]] = {
@@ -49,7 +49,7 @@ class Result:
 
     `tables` has `requests` (a row per request), `segments`, `batches`, `preemptions` and `kv` as columns;
     the properties of the same names give DataFrames. Runs that decode have `steps` and
-    `tokens` besides. `run` holds the figures of the run as a whole.
+    `tokens` besides, those that move KV `transfers`. `run` holds the figures of the run as a whole.
     """
 
     tables: Mapping[str, Columns]
@@ -63,6 +63,7 @@ class Result:
         *,
         pools: Mapping[str, Mapping[str, Any]],
         kv_blocks: Sequence[int],
+        link: Mapping[str, float],
         seed: int,
         after_horizon: int,
         warmup_s: float,
@@ -83,6 +84,9 @@ class Result:
         if len(log.steps):
             tables |= {"steps": _columns(log.steps), "tokens": _columns(log.tokens)}
             tables["requests"] |= _decoded(tables, requests, log.requests)
+        if len(log.transfers):
+            tables["transfers"] = _columns(log.transfers)
+            tables["requests"] |= _transferred(tables["transfers"], len(requests))
         run = {
             "model": latency.profile.model,
             "gpu": latency.profile.gpu,
@@ -93,6 +97,7 @@ class Result:
             "kv_blocks": list(kv_blocks),
             "idles": first["idles"],
             "pools": {name: dict(pool) for name, pool in pools.items()},
+            **({"link": dict(link)} if len(log.transfers) else {}),
             "seed": seed,
             "after_horizon": after_horizon,
             "warmup_s": warmup_s,
@@ -176,14 +181,14 @@ class Result:
         run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         if "pools" not in run:
             run["pools"] = _one_pool(run)
-        there = [*TABLES, *(name for name in DECODE_TABLES if (folder / f"{name}.csv").is_file())]
+        there = [*TABLES, *(name for name in MORE_TABLES if (folder / f"{name}.csv").is_file())]
         return Result({name: _read(folder / f"{name}.csv") for name in there}, run)
 
 
 def _one_pool(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The pools of a run from before clusters had several."""
     keys = ("gpu", "tp", "stops", "pass_tokens", "request_s", "idles")
-    return {"prefill": {"instances": [0, run["instances"] - 1], **{key: run[key] for key in keys}}}
+    return {"prefill": {"instances": [0, run["instances"] - 1], "decode": None, **{key: run[key] for key in keys}}}
 
 
 def _requests(
@@ -259,6 +264,14 @@ def _decoded(tables: Mapping[str, Columns], requests: Sequence[Request], log: Ta
     decode_instance = np.full(len(requests), math.nan)
     decode_instance[log.column("id").astype(np.int64)] = log.column("decode_instance")
     return {**tbt, "met_tbt": met, "decode_instance": _whole(decode_instance), **columns}
+
+
+def _transferred(transfers: Columns, requests: int) -> Columns:
+    """When each request's KV was on its way, the last time it was."""
+    columns = {name: np.full(requests, math.nan) for name in ("transfer_start_s", "transfer_end_s")}
+    for name, column in columns.items():
+        column[transfers["request"]] = transfers[name.removeprefix("transfer_")]
+    return columns
 
 
 def _alone(

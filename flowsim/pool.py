@@ -1,20 +1,45 @@
-"""What a cluster is made of, as data: pools of equal instances.
+"""What a cluster is made of, as data: pools of equal instances, what follows a prefill there, and links.
 
 Knows no simulator. `flowsim.cluster` builds what is described here.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from flowsim.latency import LatencyModel
+from flowsim.latency import DECODE_SKEW, LatencyModel
+from flowsim.names import unknown
 from flowsim.policy import Policy
 from flowsim.profile import load_profile
+from flowsim.router import FewestRequests, Router
 
-__all__ = ["Cluster", "Pool", "PrefillOnly"]
+__all__ = ["HERE", "Cluster", "Link", "Pool", "PrefillOnly"]
 
 MOST_INSTANCES = 10_000
+HERE = "here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What moves KV from instance to instance: each has one link out and one in, `bytes_per_s` either way.
+
+    A transfer has both ends for itself while its bytes pass, and arrives `latency_s` after the last has left; others
+    wait in the order in which they were asked for.
+
+    Raises:
+        ValueError: a latency that is negative or not finite, a bandwidth that is not above 0 (inf: only latency).
+    """
+
+    latency_s: float = 1e-4
+    bytes_per_s: float = 25e9
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.latency_s < math.inf:
+            raise ValueError(f"cluster.link.latency_s is {self.latency_s}; it must be finite and at least 0")
+        if not self.bytes_per_s > 0.0:
+            raise ValueError(f"cluster.link.bytes_per_s is {self.bytes_per_s}; it must be above 0 (inf for no limit)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +51,17 @@ class Pool:
     than `pass_tokens` runs as several passes. `jitter_sigma` spreads the speed of each rank, drawn anew for each
     batch as exp(sigma z) with z standard normal; a group takes what its slowest rank takes. `gpu` (as in
     `load_profile`), `tp` and `policy` are the run's unless given.
+
+    `decode` says what follows a prefill: None, the request ends with its first token; `here`, it is decoded on the
+    same instance, up to `max_sequences` at a time, by a policy whose batches have decodes; or the name of the
+    cluster's pool that decodes it, to which its KV is moved. With `async_steps` 1 the next step is formed while one
+    runs. `prefix_cache` remembers KV blocks by the ids that the workload gives them, and whatever a sequence has
+    lost to the growth of others.
+
+    Of the hardware: `step_s`, seconds at the start of each pass (None: the profile's `pass_s`); `decode_skew` as in
+    `LatencyModel`; `collective`, the link between the GPUs of a group or the ranks of a pool (None: the profile's
+    all-reduces). With `expert_parallel` the instances are ranks of one data-parallel group: they share the experts,
+    and step together.
 
     Raises:
         ValueError: a value out of its range.
@@ -41,11 +77,22 @@ class Pool:
     gpu: str | None = None
     tp: int | None = None
     policy: Policy | None = None
+    decode: str | None = None
+    max_sequences: int | None = None
+    async_steps: int = 0
+    prefix_cache: bool = False
+    step_s: float | None = None
+    decode_skew: float = DECODE_SKEW
+    collective: Link | None = None
+    expert_parallel: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("instances", "kv_blocks", "block_tokens", "max_batches", "pass_tokens", "tp"):
+        counts = ("instances", "kv_blocks", "block_tokens", "max_batches", "pass_tokens", "tp", "max_sequences")
+        for name in counts:
             value = getattr(self, name)
-            if (value is not None or name not in ("kv_blocks", "tp")) and not (isinstance(value, int) and value >= 1):
+            if (value is not None or name not in ("kv_blocks", "tp", "max_sequences")) and not (
+                isinstance(value, int) and value >= 1
+            ):
                 raise ValueError(f"cluster.{name} is {value!r}; it must be a whole number, at least 1")
         if self.instances > MOST_INSTANCES:
             raise ValueError(f"cluster.instances is {self.instances}; at most {MOST_INSTANCES} are simulated at once")
@@ -53,13 +100,29 @@ class Pool:
             raise ValueError(f"cluster.gpu_memory_fraction is {self.gpu_memory_fraction}; it must be within 0..1")
         if not 0.0 <= self.jitter_sigma <= 1.0:
             raise ValueError(f"cluster.jitter_sigma is {self.jitter_sigma}; it must be within 0..1")
+        if self.async_steps not in (0, 1):
+            raise ValueError(f"cluster.async_steps is {self.async_steps!r}; it must be 0 or 1")
+        if self.step_s is not None and not 0.0 <= self.step_s < math.inf:
+            raise ValueError(f"cluster.step_s is {self.step_s}; it must be finite and at least 0 (null: the profile's)")
+        if not 0.0 <= self.decode_skew <= 1.0:
+            raise ValueError(f"cluster.decode_skew is {self.decode_skew}; it must be within 0..1")
+        if self.expert_parallel and (self.collective is None or self.decode != HERE):
+            raise ValueError(
+                "cluster.expert_parallel needs cluster.collective, the link between ranks, and decode=here"
+            )
 
     def hardware(self, latency: LatencyModel) -> LatencyModel:
         """The pool's GPUs, given those of the run."""
         profile = latency.profile if self.gpu is None else load_profile(latency.profile.model, self.gpu)
-        if profile is latency.profile and self.tp in (None, latency.tp):
+        if self.collective is not None:
+            profile = profile.linked(self.collective.latency_s, self.collective.bytes_per_s)
+        if self.step_s is not None:
+            profile = replace(profile, pass_s=self.step_s)
+        engine = (self.tp or latency.tp, self.decode_skew, self.instances if self.expert_parallel else 1)
+        if profile is latency.profile and engine == (latency.tp, latency.decode_skew, latency.ranks):
             return latency
-        return LatencyModel(profile, self.tp or latency.tp)
+        tp, decode_skew, ranks = engine
+        return LatencyModel(profile, tp, decode_skew=decode_skew, ranks=ranks)
 
 
 PrefillOnly = Pool
@@ -68,13 +131,19 @@ PrefillOnly = Pool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Pools by name; the router sends a request to an instance of any of them.
+    """Pools by name; the router sends a request to an instance of any that only `decode` for no other.
+
+    A request that a pool hands over for decoding goes to an instance of the other pool that `handover` chooses (least
+    loaded, as DistServe does, unless given), over the `link`.
 
     Raises:
-        ValueError: no pool, or more instances than are simulated at once.
+        ValueError: no pool, a pool to decode in that is not there or hands over itself, or more instances than are
+            simulated at once.
     """
 
     pools: Mapping[str, Pool] = field(default_factory=lambda: {"prefill": Pool()})
+    link: Link = field(default_factory=Link)
+    handover: Router = field(default_factory=FewestRequests)
 
     def __post_init__(self) -> None:
         if not self.pools:
@@ -82,14 +151,34 @@ class Cluster:
         for name, pool in self.pools.items():
             if not isinstance(pool, Pool):
                 raise ValueError(f"cluster.pools.{name} is {pool!r:.60}; it must be a flowsim.pool.Pool")
+            self._check_decode(name, pool)
         count = sum(pool.instances for pool in self.pools.values())
         if count > MOST_INSTANCES:
             raise ValueError(f"the pools have {count} instances; at most {MOST_INSTANCES} are simulated at once")
 
+    def _check_decode(self, name: str, pool: Pool) -> None:
+        if pool.decode in (None, HERE):
+            return
+        if pool.decode not in self.pools or pool.decode == name:
+            choices = [HERE, *(other for other in self.pools if other != name)]
+            raise ValueError(unknown(f"cluster.pools.{name}.decode", str(pool.decode), choices) + "; or null for none")
+        if self.pools[pool.decode].decode is not None:
+            raise ValueError(
+                f"cluster.pools.{pool.decode}.decode is {self.pools[pool.decode].decode}; a pool that {name} hands "
+                "over to decodes what it is given: leave its own `decode` null"
+            )
+
+    @property
+    def decoding(self) -> frozenset[str]:
+        """The pools that others hand over to."""
+        return frozenset(pool.decode for pool in self.pools.values() if pool.decode not in (None, HERE))
+
     @staticmethod
     def of(cluster: Cluster | Pool) -> Cluster:
         """A pool on its own is a cluster of one."""
-        return Cluster(pools={"prefill": cluster}) if isinstance(cluster, Pool) else cluster
+        if isinstance(cluster, Cluster):
+            return cluster
+        return Cluster(pools={"engine" if cluster.decode else "prefill": cluster})
 
     def hardware(self, latency: LatencyModel) -> dict[str, LatencyModel]:
         """The GPUs of each pool, given those of the run."""

@@ -35,8 +35,9 @@ BOUNDARIES = ("head", "qkv_proj", "attention", "o_proj", "gate_up_proj", "down_p
 REDUCED = ("o_proj", "down_proj")  # the operators that end with an all-reduce where tp > 1
 REGIMES = {  # attention of batches with decodes, and the terms of each
     "decode_attention": ("1", "n", "sum_kv", "mean_kv"),
-    "mixed_attention": ("1", "q", "work", "kp", "n", "sum_kv", "mean_kv"),
+    "mixed_attention": ("1", "q", "work", "kp", "n", "sum_kv", "mean_kv", "nq"),
 }
+OPTIONAL_TERMS: dict[str, Any] = {"nq": 0.0}  # that files may leave out
 LARGEST = 1e30  # of any number in a profile; far beyond all that is measured
 KINDS = ("dense", "attention", "experts", "all_reduce", "per_sequence", *REGIMES)
 MODEL_ALIASES = {"llama3.1-8b": "llama3-8b", "llama3.1-70b": "llama3-70b"}
@@ -102,7 +103,7 @@ class Terms:
     """Attention of batches with decodes: seconds per unit of each term; `measured_tokens` are of one decode's KV.
 
     n decodes with sum_kv tokens of context together and mean_kv on average; in a mixed batch q new tokens on kp
-    cached ones, work = q*kp + q*q/2.
+    cached ones, work = q*kp + q*q/2, nq = n*q.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Profile:
     kv_bytes_per_token: float
     max_context_tokens: int
     layers: int
+    hidden_size: int
     pass_s: float
     request_s: float
     check_s: float
@@ -161,6 +163,12 @@ class Profile:
     def tp_degrees(self) -> tuple[int, ...]:
         """The tensor-parallel degrees that the profile has data for."""
         return tuple(sorted(self.dense))
+
+    def linked(self, latency_s: float, bytes_per_s: float) -> Profile:
+        """The same GPUs over another link: an all-reduce is its latency, and 2 bytes of each token's hidden state."""
+        token_s = max(2.0 * self.hidden_size / bytes_per_s, 1e-15)
+        ends = tuple(Dense(f"all_reduce_{name}", name, latency_s, (), (token_s,), (1, 10**9)) for name in REDUCED)
+        return replace(self, all_reduce={tp: ends if tp > 1 else () for tp in self.dense})
 
 
 OVERHEADS = ("pass_s", "request_s", "check_s", "switch_s")
@@ -267,6 +275,7 @@ class _Reader:
             kv_bytes_per_token=self.number(top, "kv_bytes_per_token", above=0.0),
             max_context_tokens=self.whole(top, "max_context_tokens"),
             layers=self.whole(shapes, "layers", "shapes."),
+            hidden_size=self.whole({"hidden_size": 1, **shapes}, "hidden_size", "shapes."),
             dense=several("dense"),
             attention=single("attention"),
             all_reduce=several("all_reduce"),
@@ -310,6 +319,7 @@ class _Reader:
             return self.experts(raw, where)
         if kind in REGIMES:
             terms = self.mapping(raw.get("coefficients"), f"{where}.coefficients")
+            terms = {**OPTIONAL_TERMS, **terms}
             values = {name: self.number(terms, name, f"{where}.coefficients.") for name in REGIMES[kind]}
             return Terms(self.text(raw, "name", f"{where}."), values, self.measured(raw, where))
         if kind == "per_sequence":

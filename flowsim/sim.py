@@ -110,8 +110,7 @@ def simulate(
         count.arrivals = SourceArrivals(env, requests, deliver)
     with _collector_at_rest():
         log.events = _run(env, horizon_s, lambda: _watched(count, env, log, progress, stop))
-    for instance in fleet.instances:
-        instance.close(min(horizon_s, env.now), drained=env.peek() == math.inf)
+    fleet.close(min(horizon_s, env.now), drained=env.peek() == math.inf)
     if len(log.requests) != len(count.arrivals.delivered):
         lost = len(count.arrivals.delivered) - len(log.requests)
         raise PolicyError(f"{lost} requests were lost: {policy!r} must not change the view that it is given")
@@ -120,6 +119,7 @@ def simulate(
         log,
         fleet.hardware,
         pools=fleet.pools,
+        link={"latency_s": cluster.link.latency_s, "bytes_per_s": cluster.link.bytes_per_s},
         kv_blocks=[instance.kv.total_blocks for instance in fleet.instances],
         seed=seed,
         after_horizon=len(requests) - len(count.arrivals.delivered),

@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from flowsim.core import Batch, Job, Outcome, Request
-from flowsim.kv import KVPool
+from flowsim.core import Batch, Job, Outcome, Part, Request
+from flowsim.kv import Blocks
 from flowsim.latency import LatencyModel, Predictor
 from flowsim.log import Log
-from flowsim.view import InstanceView
+from flowsim.view import InstanceView, cached_tokens
 
 __all__ = ["Host", "PrefillStage", "Stage"]
 
@@ -27,7 +27,7 @@ class Host(Protocol):
     @property
     def view(self) -> InstanceView: ...
     @property
-    def kv(self) -> KVPool: ...
+    def kv(self) -> Blocks: ...
     @property
     def latency(self) -> LatencyModel: ...
     @property
@@ -36,6 +36,8 @@ class Host(Protocol):
     def log(self) -> Log: ...
     @property
     def slowest(self) -> Callable[[], float]: ...
+    @property
+    def prefilled(self) -> Callable[[Request], None]: ...
     @property
     def ended(self) -> Callable[[Request, float], None]: ...
     def log_kv(self) -> None: ...
@@ -66,6 +68,10 @@ class Stage(Protocol):
         """A batch ended now, after that many of its operators: its tokens are out."""
         ...
 
+    def reserved_blocks(self) -> int:
+        """Free blocks that what runs will take before its end."""
+        ...
+
     def under_way(self) -> Iterable[Job]:
         """Jobs that hold KV here and are in neither a queue nor a batch."""
         ...
@@ -92,18 +98,9 @@ class PrefillStage:
 
     def take(self, batch: Batch) -> None:
         own = self._instance
-        waiting, kv = own.view.waiting, own.kv
-        slowest = own.slowest()
-        tokens = [(part.tokens, part.job.done_tokens) for part in batch.parts]
-        batch.timeline = own.latency.timeline(tokens, slowest)
+        tokens = take_parts(own, batch, _admitted)
+        batch.timeline = own.latency.timeline(tokens, batch.slowest)
         batch.predicted_s = own.predictor.batch_s(tokens)
-        for position, (job, new) in enumerate(batch.parts):
-            waiting.remove(job)
-            if not job.done_tokens:
-                kv.take(job.id, kv.blocks(job.prompt_tokens))
-                job.start_s = batch.since_s
-            batch.blocks += kv.held(job.id)
-            own.log.batches.add((batch.number, own.index, job.id, position, new, job.done_tokens, slowest))
 
     def advance(self, batch: Batch) -> None:
         raise AssertionError("an instance that only prefills plans no batch ahead")
@@ -128,8 +125,46 @@ class PrefillStage:
                 own.log_request(job, first_token_s, Outcome.FINISHED)
                 own.ended(job.request, first_token_s)
 
+    def reserved_blocks(self) -> int:
+        return 0
+
     def under_way(self) -> Iterable[Job]:
         return ()
+
+
+def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list[tuple[int, int]]:
+    """The prefills of a batch leave the queue, those that start with the KV blocks of their whole prompts.
+
+    What the prefix cache holds of a prompt is done already: a part has at most what is left. `admitted` is called with
+    each job that starts. Returns (new, cached) tokens of each part.
+    """
+    waiting, kv, rows = own.view.waiting, own.kv, own.log.batches
+    batch.slowest = slowest = own.slowest()
+    tokens: list[tuple[int, int]] = []
+    for position, (job, new) in enumerate(batch.parts):
+        waiting.remove(job)
+        if not job.done_tokens:
+            job.done_tokens = found = cached_tokens(kv, job)
+            kv.take(job.id, kv.blocks(job.prompt_tokens), job.block_name)
+            if job.start_s != job.start_s:
+                job.start_s = batch.since_s
+                job.cached_tokens = found
+            else:
+                job.recomputed_tokens -= found
+            admitted(job)
+            new = min(new, job.prompt_tokens - job.done_tokens)
+        kv.fill(job.id, (job.done_tokens + new) // kv.block_tokens, job.block_name)
+        batch.blocks += kv.held(job.id)
+        tokens.append((new, job.done_tokens))
+        rows.add((batch.number, own.index, job.id, position, new, job.done_tokens, slowest))
+    if any(part.tokens != new for part, (new, _) in zip(batch.parts, tokens, strict=True)):
+        batch.parts = tuple(Part(part.job, new) for part, (new, _) in zip(batch.parts, tokens, strict=True))
+        batch.tokens = len(batch.decodes) + sum(new for new, _ in tokens)
+    return tokens
+
+
+def _admitted(_job: Job) -> None:
+    """Nobody counts the sequences of an instance that only prefills."""
 
 
 def has_started(job: Job) -> bool:

@@ -34,7 +34,7 @@ def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str
         "left_out": _left_out(everyone, run),
         "partial": run.get("partial", False),
         "rate_rps": rate_rps,
-        "offered_load": rate_rps * float(gpu_s.mean()) / run["instances"] if rate_rps is not None else None,
+        "offered_load": rate_rps * float(gpu_s.mean()) / _prefilling(run) if rate_rps is not None else None,
         "attainment": attainment(requests),
         "attainment_by_class": {name: attainment(requests, rows) for name, rows in by_class.items()},
         "impossible": int((requests["ttft_slo_s"] < requests["isolated_s"]).sum()),
@@ -143,6 +143,13 @@ def _pool(pool: Mapping[str, Any], requests: Columns, segments: Columns, simulat
         "attainment": attainment(requests, rows),
         "utilisation": float(busy_s.sum()) / (last - first + 1) / simulated_s if simulated_s else 0.0,
     }
+
+
+def _prefilling(run: Mapping[str, Any]) -> int:
+    """Instances that the router sends requests to."""
+    pools = run["pools"]
+    decoding = {pool["decode"] for pool in pools.values()}
+    return sum(pool["instances"][1] - pool["instances"][0] + 1 for name, pool in pools.items() if name not in decoding)
 
 
 def _gpus(pool: Mapping[str, Any]) -> int:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from flowsim.core import Batch, Job, Part
-from flowsim.kv import KVPool
+from flowsim.kv import Blocks
 from flowsim.latency import Decodes, Predictor
 from flowsim.queue import JobQueue
 
@@ -45,7 +45,7 @@ class InstanceView:
     def __init__(
         self,
         predictor: Predictor,
-        kv: KVPool,
+        kv: Blocks,
         *,
         max_batches: float = 128,
         max_sequences: float = math.inf,
@@ -79,8 +79,11 @@ class InstanceView:
         """
         if isinstance(work, Job):
             left_s = self._predictor.alone_s(work.prompt_tokens)
-            if work.done_tokens:
-                left_s += self.request_s - self._predictor.alone_s(work.done_tokens)
+            done_tokens = work.done_tokens
+            if not done_tokens and self._kv.remembers:
+                done_tokens = cached_tokens(self._kv, work)
+            if done_tokens:
+                left_s += self.request_s - self._predictor.alone_s(done_tokens)
         else:
             busy_s = work.done_s
             if work is self.running and self.now_s > work.since_s:
@@ -99,7 +102,7 @@ class InstanceView:
         """Whether a batch of these may start now: its KV blocks are free, and a batch slot and sequence slots are.
 
         A job takes the blocks of its whole prompt when its prefill starts, and keeps them between chunks; one whose
-        prefill was done elsewhere takes those of its context when it joins the decodes.
+        prefill was done elsewhere takes those of its context when it joins the decodes, if it has not come with them.
         """
         under_way = len(self.suspended) + (self.running is not None)
         if under_way >= self.max_batches or self.blocks(parts, decodes) > self._kv.free_blocks:
@@ -115,11 +118,20 @@ class InstanceView:
         needed = 0
         for job, _ in parts:
             if not job.done_tokens:
-                needed += self._kv.blocks(job.prompt_tokens)
+                needed += self._kv.needs(job.block_name, self._kv.blocks(job.prompt_tokens))
         for job in decodes:
-            if job in self.waiting:
+            if job in self.waiting and not self._kv.held(job.id):
                 needed += self._kv.blocks(job.context_tokens)
         return needed
+
+    def left_tokens(self, job: Job) -> int:
+        """Prompt tokens that a job would still compute, were it to go on now: not those of blocks in the prefix cache.
+
+        Of a whole prompt in the cache one block's worth is left, or less: the last token is always computed.
+        """
+        if job.done_tokens or not self._kv.remembers:
+            return job.left_tokens
+        return job.prompt_tokens - cached_tokens(self._kv, job)
 
     @property
     def free_blocks(self) -> int:
@@ -131,3 +143,8 @@ def context_of(decodes: Sequence[Job]) -> Decodes:
     """What these jobs attend to in the next step of all of them."""
     contexts = [job.request.prompt_tokens + job.generated_tokens for job in decodes]
     return Decodes(len(contexts), sum(contexts), max(contexts))
+
+
+def cached_tokens(kv: Blocks, job: Job) -> int:
+    """Leading tokens of a prompt that a pool remembers: whole blocks, and never all of it."""
+    return kv.block_tokens * kv.hits(job.block_name, (job.prompt_tokens - 1) // kv.block_tokens)

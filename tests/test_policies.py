@@ -83,6 +83,49 @@ def test_chunked_8k_fills_passes_of_8192_tokens_in_the_order_of_arrival():
     assert passes(result) == [([(0, 8192)], 8.192), ([(0, 1808), (1, 1000), (2, 500)], 11.5)]
 
 
+def test_hybrid_chunked_gives_each_prompt_a_chunk_a_step_interactive_ones_first():
+    # Step 1: 512 of the first prompt, alone. From then on the interactive one (SLO 0.6 s), which came last, is before
+    # both; it, the first and the third get 512 each, and the 500 that the third has left go beside 512 of the first.
+    result = checked(workload((0.0, 1600), (0.1, 700), (0.2, 600, 0.6)), shipped("hybrid_chunked"), MS)
+    assert passes(result) == [
+        ([(0, 512)], 0.512),
+        ([(2, 512), (0, 512), (1, 512)], 2.048),
+        ([(2, 88), (0, 512), (1, 188)], 2.836),
+        ([(0, 64)], 2.9),
+    ]
+
+
+def test_hybrid_chunked_fills_its_budget_in_order_and_the_last_prompt_gets_what_is_left():
+    policy = shipped("hybrid_chunked", "tokens=10", "chunk=4", "order=arrival")
+    result = checked(workload((0.0, 9), (0.0, 3), (0.0, 8)), policy, SECOND)
+    assert passes(result) == [
+        ([(0, 4), (1, 3), (2, 3)], 10.0),
+        ([(0, 4), (2, 4)], 18.0),
+        ([(0, 1), (2, 1)], 20.0),
+    ]
+
+
+def test_interactive_lifo_starves_the_oldest_and_interactive_first_does_not():
+    # Ten tokens a step; every 9 s an interactive prompt of 10: under LIFO the newest of those that wait goes first.
+    requests = workload((0.0, 10, 0.5), *[(9.0 * place, 10, 0.5) for place in range(1, 40)])
+    waits_s = {}
+    for order in ("interactive_first", "interactive_lifo"):
+        policy = shipped("hybrid_chunked", "tokens=10", "chunk=null", f"order={order}")
+        waits_s[order] = checked(requests, policy, SECOND).requests.ttft_s
+    assert waits_s["interactive_first"].is_monotonic_increasing
+    assert waits_s["interactive_lifo"].max() > 2 * waits_s["interactive_first"].max()
+
+
+def test_ageing_lets_a_long_prompt_through_a_stream_of_interactive_ones():
+    requests = workload((0.0, 30, 900.0), *[(9.5 * place, 10, 0.5) for place in range(60)])
+    ttft_s = []
+    for age_s in ("inf", "50"):
+        policy = shipped("hybrid_chunked", "tokens=10", "chunk=10", f"age_s={age_s}")
+        ttft_s.append(checked(requests, policy, SECOND).requests.ttft_s[0])
+    assert ttft_s[0] > 500.0
+    assert 50.0 < ttft_s[1] <= 50.0 + 10.0 + 30.0
+
+
 # 5000 tokens due 100; 3000 tokens at 1 s due 3: hopeless on arrival; 1000 tokens at 1.5 s due 11.5
 CHUNKED = ((0.0, 5000, 100.0), (1.0, 3000, 2.0), (1.5, 1000, 10.0))
 
@@ -592,7 +635,8 @@ def busy(seed: int = 3, times: float = 1.0) -> list[Request]:
 def test_twice_the_times_at_half_the_rate_double_every_ttft(name):
     overhead_s = {"pass_s": 0.004, "request_s": 0.002, "check_s": 0.0001, "switch_s": 0.0005}
     twice_s = {key: 2 * value for key, value in overhead_s.items()}
-    overrides = ["consult.period_s=0.02"] if name == "polling" else []
+    twice = {"polling": ["consult.period_s=0.02"], "hybrid_chunked": ["interactive_s=2.0"]}
+    overrides = twice.get(name, [])
     single = checked(busy(), shipped(name), toy_latency(0.001, **overhead_s))
     double = checked(busy(times=2.0), shipped(name, *overrides), toy_latency(0.002, **twice_s))
     assert double.requests.ttft_s.to_numpy() == pytest.approx(2 * single.requests.ttft_s.to_numpy(), rel=1e-9)

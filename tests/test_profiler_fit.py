@@ -242,9 +242,16 @@ def test_clean_mixed_attention_is_recovered():
         for n in (1, 16, 64)
         for kv in (64, 4096)
     ]
-    wanted = {"1": 5e-6, "q": 9e-9, "work": 4e-11, "kp": 3e-9, "n": 2e-7, "sum_kv": 6e-10, "mean_kv": 1e-9}
+    wanted = {"1": 5e-6, "q": 9e-9, "work": 4e-11, "kp": 3e-9, "n": 2e-7, "sum_kv": 6e-10, "mean_kv": 1e-9, "nq": 1e-10}
     latencies_s = [
-        5e-6 + 9e-9 * q + 4e-11 * (q * kp + q * q / 2) + 3e-9 * kp + 2e-7 * n + 6e-10 * n * kv + 1e-9 * kv
+        5e-6
+        + 9e-9 * q
+        + 4e-11 * (q * kp + q * q / 2)
+        + 3e-9 * kp
+        + 2e-7 * n
+        + 6e-10 * n * kv
+        + 1e-9 * kv
+        + 1e-10 * n * q
         for q, kp, n, kv in grid
     ]
     fit = fit_mixed_attention("mixed attention", *zip(*grid, strict=True), latencies_s)

@@ -9,13 +9,15 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from toys import checked, toy_latency, workload
 
 from flowsim import Alone, ComposedPolicy, PrefillOnly, Request, Result, SLOAware, TokenBudget, simulate
 from flowsim.config import build, compose
-from flowsim.report import Trace, trace
+from flowsim.report import Html, Trace, trace
 from flowsim.report.series import busy, counted, last_s, peaks, shares, suspended, waiting
+from flowsim.report.story import Chronicle
 from flowsim.workload import mixed
 
 
@@ -187,3 +189,52 @@ def test_queue_length_suspension_and_use_over_time_agree_with_the_requests_own_t
     assert steps.values.min() == steps.values[-1] == 0
     halves_s = [edges_s[0], edges_s[1] / 2, edges_s[1]]
     assert peaks(steps, halves_s).max() == peaks(steps, edges_s)[0] == steps.values.max()
+
+
+def decoding() -> Result:
+    """A run whose requests decode after their first token, with a table of steps, transfers, and an eviction."""
+    result = run()
+    tables = {name: dict(table) for name, table in result.tables.items()}
+    requests, segments, batches = tables["requests"], tables["segments"], tables["batches"]
+    end_s, new = last_s(tables), int(batches["batch"].max()) + 1
+    added = {"batch": new, "start_s": end_s, "end_s": end_s + 1.0, "first_op": 0, "last_op": 0, "ended": "finished"}
+    again = {**added, "batch": new + 1, "start_s": end_s + 1.0, "end_s": end_s + 1.5}
+    for one in (added, again):
+        for name, column in segments.items():
+            segments[name] = np.append(column, np.array([one.get(name, 0)], dtype=column.dtype))
+    for name, column in batches.items():  # request 7 is computed again after its first token
+        value = {"batch": new + 1, "request": 7, "tokens": 100}.get(name, 0)
+        batches[name] = np.append(column, np.array([value], dtype=column.dtype))
+    requests["finish_s"] = requests["finish_s"] + 2.0
+    requests["transfer_start_s"] = requests["first_token_s"] + 0.001
+    requests["transfer_end_s"] = requests["first_token_s"] + 0.002
+    for name in ("cached_tokens", "evictions", "recomputed_tokens"):
+        requests[name] = np.zeros(len(requests["id"]), dtype=np.int64)
+    tables["steps"] = {"batch": np.array([new]), "decodes": np.array([5]), "steps": np.array([50])}
+    return Result(tables, result.run)
+
+
+def test_decodes_transfers_and_what_is_computed_again_have_a_place_and_no_arrow(tmp_path):
+    result, before = decoding(), run()
+    found = events(result, tmp_path)
+    names = [one["name"] for one in found if one["ph"] == "X"]
+    assert names.count("decode 5") == 1
+    assert sum(one["ph"] == "b" and one["cat"] == "transfer" for one in found) == len(result.tables["requests"]["id"])
+    points = [one for one in found if one["ph"] in "stf"]
+    assert len(points) == sum(one["ph"] in "stf" for one in events(before, tmp_path))
+    queue = waiting(result.tables)
+    assert (queue.end_s - queue.start_s).sum() == pytest.approx(before.tables["requests"]["queued_s"].sum())
+
+
+def test_a_story_ends_with_the_first_token_and_decodes_are_nobody_to_wait_behind():
+    result, before = decoding(), run()
+    chronicle = Chronicle(result)
+    assert chronicle.story(7) == Chronicle(before).story(7)
+    end_s = last_s(before.tables)
+    ((served),) = chronicle.served(0, end_s, end_s + 0.5)
+    assert (served.request, served.seconds) == (None, pytest.approx(0.5))
+
+
+def test_a_page_on_a_run_that_decodes_is_written(tmp_path):
+    (path,) = Html().write(decoding(), tmp_path, "a on b")
+    assert "decoded_s" in path.read_text(encoding="utf-8")

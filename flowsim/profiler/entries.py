@@ -142,7 +142,7 @@ def _attention(rows: pd.DataFrame) -> list[Fitted]:
         fit = fit_mixed_attention("mixed attention", *(mixed[name].tolist() for name in names))
         q, kp, n, kv = (mixed[name].to_numpy(dtype=float) for name in names[:4])
         work = q * kp + q * q / 2.0
-        terms = {"1": 1.0, "q": q, "work": work, "kp": kp, "n": n, "sum_kv": n * kv, "mean_kv": kv}
+        terms = {"1": 1.0, "q": q, "work": work, "kp": kp, "n": n, "sum_kv": n * kv, "mean_kv": kv, "nq": n * q}
         found.append(_regime("mixed_attention", mixed, fit.coefficients, terms, fit.quality))
     return found
 

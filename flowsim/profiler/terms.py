@@ -17,6 +17,8 @@ __all__ = ["TermsFit", "fit_attention", "fit_attention_without_prefix", "fit_dec
 
 MAX_FLOOR_TOKENS = 1024  # largest count of new tokens below which fewer may be no cheaper
 CORE_DECODES, CORE_KV_TOKENS = 16, (256, 4096)
+SERVED_DECODES, SERVED_KV_TOKENS, SERVED_CACHED_TOKENS = 8, (128, 4096), 4096  # what mixed batches are fitted on
+ENOUGH_SERVED = 100  # points of those; with fewer, on all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,19 +144,25 @@ def fit_mixed_attention(
     kv_tokens: Sequence[float],
     latency_s: Sequence[float],
 ) -> TermsFit:
-    """Fit attention of a batch with a prefill and decodes in `1, q, work, kp, n, sum_kv, mean_kv`.
+    """Fit attention of a batch with a prefill and decodes in `1, q, work, kp, n, sum_kv, mean_kv, nq`.
 
-    q new tokens on kp cached ones, work = q*kp + q*q/2, n decodes with `kv_tokens` each. Core and range as in
-    `fit_decode_attention`. Raises ValueError as `fit_dense` does.
+    q new tokens on kp cached ones, work = q*kp + q*q/2, n decodes with `kv_tokens` each; nq = n*q, as each decode costs
+    more in a batch with more new tokens. Fitted on 8 decodes or more of 128 to 4096 tokens, with at most 4096 cached
+    ones, where there are enough points: a kernel's launch weighs most of the others, and relative errors there bend the
+    fit by a tenth where engines run. Core as in `fit_decode_attention`. Raises ValueError as `fit_dense` does.
     """
     checked(operator, new_tokens, latency_s)
     given = (new_tokens, cached_tokens, decodes, kv_tokens, latency_s)
     q, kp, n, kv, y = (np.asarray(values, dtype=np.float64) for values in given)
     order = np.lexsort((y, kv, n, kp, q))
+    low, high = SERVED_KV_TOKENS
+    served = (n >= SERVED_DECODES) & (kv >= low) & (kv <= high) & (kp <= SERVED_CACHED_TOKENS)
+    if served.sum() >= ENOUGH_SERVED:
+        order = order[served[order]]
     q, kp, n, kv, y = (values[order] for values in (q, kp, n, kv, y))
-    basis = np.column_stack([np.ones_like(q), q, q * kp + q * q / 2.0, kp, n, n * kv, kv])
+    basis = np.column_stack([np.ones_like(q), q, q * kp + q * q / 2.0, kp, n, n * kv, kv, n * q])
     values, quality = _fit(basis, y, kv, core=_core(n, kv), measured=(int(kv.min()), int(kv.max())))
-    names = ("1", "q", "work", "kp", "n", "sum_kv", "mean_kv")
+    names = ("1", "q", "work", "kp", "n", "sum_kv", "mean_kv", "nq")
     return TermsFit(coefficients=dict(zip(names, values, strict=True)), quality=quality)
 
 

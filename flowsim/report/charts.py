@@ -42,16 +42,17 @@ def latency_cdf(result: Result, classes: Sequence[str], column: str, label: str,
     traces = []
     for place, name in enumerate(classes):
         rows = requests["slo_class"] == name
-        times_s = requests[column][rows]
+        times_s = requests.get(column, np.full(len(rows), np.nan))[rows]
         if not rows.any() or np.isnan(times_s).all():
             continue
         x, y = distribution(np.maximum(times_s[~np.isnan(times_s)], FINEST_S), int(rows.sum()))
-        traces.append(line(x, y, f"{name} ({rows.sum()})", place, group=name, shape="hv"))
+        told = f"{name} ({rows.sum()})"
         slos_s = set(requests[slo][rows].tolist()) if slo else set()
         if len(slos_s) == 1 and np.isfinite(slo_s := slos_s.pop()):
             met = float((times_s <= slo_s).sum() / rows.sum())
-            told = f"{name}: {met:.2%} within {slo_s:g} s"
+            told += f": {met:.2%} within {slo_s:g} s"
             traces.append(slo_mark(slo_s, met, told, place, name))
+        traces.append(line(x, y, told, place, group=name, shape="hv"))
     return figure(traces, x={"title": {"text": label}, "type": "log"}, y={"title": {"text": "share of requests"}})
 
 
@@ -232,7 +233,8 @@ def slo_mark(slo_s: float, met: float, told: str, colour: int, group: str) -> Fi
     """The dotted line under a distribution's value at the SLO."""
     return {
         "type": "scatter", "mode": "lines+markers", "x": [slo_s, slo_s], "y": [0, met], "colour": colour,
-        "name": plain(told), "legendgroup": group, "hovertemplate": f"{plain(told)}<extra></extra>",
+        "name": plain(told), "legendgroup": group, "showlegend": False,
+        "hovertemplate": f"{plain(told)}<extra></extra>",
         "line": {"dash": "dot", "width": 1},
         "marker": {"size": [0, 9], "symbol": "circle-open-dot", "line": {"width": 2}},
     }  # fmt: skip

@@ -53,13 +53,22 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def per_second(value: float) -> str:
+    return f"{value:.4g} /s"
+
+
 CARDS = (
     Measure("SLO attainment", lambda one: one["attainment"], percent, 1),
     Measure("TTFT, mean", lambda one: one["ttft_s"]["mean"], seconds, -1),
     Measure("TTFT, p50", lambda one: one["ttft_s"]["p50"], seconds, -1),
     Measure("TTFT, p99", lambda one: one["ttft_s"]["p99"], seconds, -1),
+    Measure("TBT SLO attainment", lambda one: one.get("tbt_attainment"), percent, 1),
+    Measure("TTFT and TBT SLO attainment", lambda one: one.get("joint_attainment"), percent, 1),
+    Measure("TBT of requests, mean", lambda one: (one.get("tbt_mean_s") or {}).get("mean"), seconds, -1),
+    Measure("TBT of requests, p99", lambda one: (one.get("tbt_mean_s") or {}).get("p99"), seconds, -1),
+    Measure("output tokens", lambda one: (one.get("decode") or {}).get("output_tokens_per_s"), per_second, 1),
     Measure("requests", lambda one: one["requests"], count),
-    Measure("arrivals", lambda one: one["rate_rps"], lambda value: f"{value:.3g} /s"),
+    Measure("arrivals", lambda one: one["rate_rps"], per_second),
     Measure("offered load", lambda one: one["offered_load"], lambda value: f"{value:.3f}"),
     Measure("GPU utilisation", lambda one: one["utilisation"], percent),
     Measure("preemptions signalled", lambda one: one["preemptions"]["count"], count),

@@ -54,7 +54,8 @@ class Steps(NamedTuple):
 
 
 def waiting(tables: Mapping[str, Columns]) -> Intervals:
-    """When each request was in a queue: from its arrival, and between two chunks, until a batch took it.
+    """When each request was in a queue before its first token: from its arrival, and between two chunks, until a batch
+    took it.
 
     One that was refused on arrival never was; one that gave up or never started was until then.
     """
@@ -64,6 +65,8 @@ def waiting(tables: Mapping[str, Columns]) -> Intervals:
     request, batch, instance = (parts[name][order] for name in ("request", "batch", "instance"))
     later = np.append(False, request[1:] == request[:-1]) if len(request) else np.zeros(0, dtype=bool)
     since_s = np.where(later, end_s[np.roll(batch, 1)], requests["arrival_s"][request])
+    first = ~(begin_s[batch] >= requests["first_token_s"][request])  # not what is computed again, after an eviction
+    since_s, request, batch, instance = since_s[first], request[first], batch[first], instance[first]
     queued = (requests["outcome"] == Outcome.UNFINISHED.value) | (requests["reason"] == Reason.ABANDONED.value)
     never = np.flatnonzero(np.isnan(requests["start_s"]) & queued)
     gone_s = np.minimum(requests["arrival_s"][never] + requests["abandon_s"][never], last_s(tables))

@@ -24,9 +24,12 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """What the GPU did meanwhile: `seconds` for a batch with `request` at its head, of `members` requests."""
+    """What the GPU did meanwhile: `seconds` for batches with `request` at their head, of at most `members` requests.
 
-    request: int
+    `request` is None for steps in which sequences decoded and no prompt was computed.
+    """
+
+    request: int | None
     seconds: float
     members: int = 1
 
@@ -98,6 +101,8 @@ class Chronicle:
         rows = [row for batch in self._batches_of(request) for row in self._segments_of(batch)]
         for row in rows:
             start_s, end_s = float(self._segments["start_s"][row]), float(self._segments["end_s"][row])
+            if start_s >= self.requests["first_token_s"][request]:
+                break  # computed again, after an eviction
             if start_s > at_s:
                 spells.append(self._idle_spell(row, at_s, start_s, resumed=self._segments["first_op"][row] > 0))
             spells.append(Spell("running", start_s, end_s))
@@ -133,7 +138,7 @@ class Chronicle:
         shares_s = np.minimum(stop_s[first:last], end_s) - np.maximum(begin_s[first:last], start_s)
         batches = self._segments["batch"][first:last].tolist()
         return _longest_first(
-            Behind(int(self._heads[batch]), share_s, int(self._members[batch]))
+            Behind(int(self._heads[batch]) if self._heads[batch] >= 0 else None, share_s, int(self._members[batch]))
             for batch, share_s in zip(batches, shares_s.tolist(), strict=True)
             if batch != but_batch and share_s > 0.0
         )
@@ -252,6 +257,9 @@ def _named(found: tuple[Behind, ...], requests: Columns, most: int) -> str:
     """`#7 (file, 12000 tokens) for 1.2 s, ... and 40 others for 3.1 s`; empty where there is nobody."""
     parts = []
     for one in found[:most]:
+        if one.request is None:
+            parts.append(f"decodes for {_span(one.seconds)}")
+            continue
         more = f" and {one.members - 1} with it" if one.members > 1 else ""
         about = f"{requests['slo_class'][one.request]}, {requests['prompt_tokens'][one.request]} tokens"
         parts.append(f"#{one.request} ({about}){more} for {_span(one.seconds)}")
@@ -273,10 +281,10 @@ def _ordered(table: Columns, *keys: Array) -> Columns:
 
 def _longest_first(found: Any) -> tuple[Behind, ...]:
     """Each request once, with its seconds added up."""
-    seconds: dict[int, float] = {}
-    members: dict[int, int] = {}
+    seconds: dict[int | None, float] = {}
+    members: dict[int | None, int] = {}
     for one in found:
         seconds[one.request] = seconds.get(one.request, 0.0) + one.seconds
         members[one.request] = max(members.get(one.request, 1), one.members)
-    ranked = sorted(seconds, key=lambda request: (-seconds[request], request))
+    ranked = sorted(seconds, key=lambda request: (-seconds[request], -1 if request is None else request))
     return tuple(Behind(request, seconds[request], members[request]) for request in ranked)

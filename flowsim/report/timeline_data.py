@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flowsim.log import Ended
+from flowsim.log import Columns, Ended
 from flowsim.metrics import Result
+from flowsim.report.blocked import worst_blocked
 from flowsim.report.series import last_s, members, waiting
 from flowsim.report.story import worst
 
@@ -32,7 +33,7 @@ def timeline(result: Result, classes: Sequence[str], window_s: tuple[float, floa
     Args:
         result: the run.
         classes: the names that `class` numbers stand for.
-        window_s: what is drawn first; the wait of the request that fared worst unless given.
+        window_s: what is drawn first; the wait at the worst head-of-line blocking unless given.
     """
     tables = result.tables
     requests, segments, flags = tables["requests"], tables["segments"], tables["preemptions"]
@@ -41,13 +42,18 @@ def timeline(result: Result, classes: Sequence[str], window_s: tuple[float, floa
     rows, span_s = _embedded(segments["start_s"], segments["end_s"], shown_s, end_s)
     order = np.lexsort((tables["batches"]["position"], tables["batches"]["batch"]))
     places = {name: place for place, name in enumerate(classes)}
-    until_s = np.where(np.isnan(requests["first_token_s"]), requests["arrival_s"], requests["first_token_s"])
+    until_s = np.where(np.isnan(requests["finish_s"]), requests["arrival_s"], requests["finish_s"])
     queue = waiting(tables)
     np.maximum.at(until_s, queue.request, queue.end_s)
+    np.maximum.at(
+        until_s,
+        tables["batches"]["request"],
+        np.where(np.isnan(requests["finish_s"]), end_s, -np.inf)[tables["batches"]["request"]],
+    )
     ended = [one.value for one in Ended]
     near = (flags["stopped_s"] >= span_s[0]) & (flags["flagged_s"] <= span_s[1])
     return {
-        "focus": next((request for request, _ in worst(requests, 1)), None),
+        "focus": _focus(result),
         "window_s": list(shown_s),
         "span_s": list(span_s),
         "end_s": end_s,
@@ -59,6 +65,7 @@ def timeline(result: Result, classes: Sequence[str], window_s: tuple[float, floa
             "until_s": packed(until_s, "f8"),
             "tokens": packed(requests["prompt_tokens"], "i4"),
             "slo_s": packed(requests["ttft_slo_s"], "f4"),
+            **_decoded(requests),
             "class": packed(np.array([places[name] for name in requests["slo_class"].tolist()]), "u1"),
         },
         "segments": {
@@ -77,16 +84,29 @@ def timeline(result: Result, classes: Sequence[str], window_s: tuple[float, floa
     }
 
 
+def _decoded(requests: Columns) -> dict[str, dict[str, str]]:
+    """When each request had its last token, where any has more than one."""
+    later = requests["finish_s"] > requests["first_token_s"]
+    return {"decoded_s": packed(requests["finish_s"], "f8")} if later.any() else {}
+
+
 def worst_wait(result: Result, end_s: float) -> tuple[float, float]:
-    """A window of some seconds from before the arrival of the request that fared worst."""
+    """A window of some seconds from before the arrival of the request at the worst head-of-line blocking."""
     requests = result.tables["requests"]
-    found = worst(requests, 1)
-    if not found:
+    row = _focus(result)
+    if row is None:
         return 0.0, max(min(end_s, SHOWN_S), 1e-3)
-    row = found[0][0]
     ttft_s = min(float(requests["ttft_s"][row]), SHOWN_S / 1.4)
     from_s = max(0.0, float(requests["arrival_s"][row]) - 0.2 * ttft_s)
     return from_s, from_s + 1.4 * ttft_s
+
+
+def _focus(result: Result) -> int | None:
+    """The request at the worst head-of-line blocking, or else the one that fared worst."""
+    blocked = worst_blocked(result)
+    if blocked is not None and not np.isnan(result.tables["requests"]["ttft_s"][blocked.request]):
+        return blocked.request
+    return next((request for request, _ in worst(result.tables["requests"], 1)), None)
 
 
 def packed(column: Array, kind: str) -> dict[str, str]:

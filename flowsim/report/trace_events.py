@@ -30,6 +30,7 @@ TRACKS = {
     FIRST_TOKENS: "first tokens",
 }
 CNAMES = ("rail_response", "rail_idle", "rail_load", "rail_animation", "thread_state_iowait", "generic_work")
+DECODE_CNAME = "grey"
 MARK_US = 100  # an arrival or a first token is a slice so long, or up to the next one
 
 
@@ -53,6 +54,7 @@ class Scene:
             self._flags(),
             self._async("queued", waiting(self.tables)),
             self._async("suspended", suspended(self.tables)),
+            self._async("transfer", self._transfers()),
             *(self._counters(instance) for instance in range(self.run["instances"])),
         )
 
@@ -101,9 +103,8 @@ class Scene:
         return np.flatnonzero((times_s >= self.from_s) & (times_s <= self.to_s))
 
     def _tracks(self) -> Iterator[str]:
-        hardware = f"{self.run['gpu']} x {self.run['tp']}"
         for instance in range(self.run["instances"]):
-            name = json.dumps(f"instance {instance} ({hardware})")
+            name = json.dumps(f"instance {instance} ({self._hardware(instance)})")
             begin = f'"ph":"M","ts":{_us(self.from_s)}'
             yield f'{{{begin},{_where(instance, GPU)},"name":"process_name","args":{{"name":{name}}}}}'
             for thread, track in TRACKS.items():
@@ -111,38 +112,62 @@ class Scene:
                 yield f'{{{begin},{where},"name":"thread_name","args":{{"name":"{track}"}}}}'
                 yield f'{{{begin},{where},"name":"thread_sort_index","args":{{"sort_index":{thread}}}}}'
 
+    def _hardware(self, instance: int) -> str:
+        """The GPUs of an instance, and its pool where there are several."""
+        pools = self.run.get("pools", {})
+        for name, pool in pools.items():
+            first, last = pool["instances"]
+            if first <= instance <= last:
+                return f"{name + ', ' if len(pools) > 1 else ''}{pool['gpu']} x {pool['tp']}"
+        return f"{self.run['gpu']} x {self.run['tp']}"
+
     def _gpu(self, flows: _Flows) -> Iterator[str]:
         """Segments, each with the switch before and the barrier behind it."""
-        requests, table = self.requests, self.segments
-        head_of, left_s = heads(self.tables), self._left_s()
-        columns = (
-            "instance",
-            "batch",
-            "start_s",
-            "end_s",
-            "first_op",
-            "last_op",
-            "tokens",
-            "ended",
-            "switch_s",
-            "barrier_s",
-        )
+        table, head_of = self.segments, heads(self.tables)
+        columns = ("instance", "batch", "start_s", "end_s", "switch_s", "barrier_s")
         for place, row in enumerate(zip(*(table[name].tolist() for name in columns), strict=True)):
-            instance, batch, start_s, end_s, first, last, tokens, ended, switch_s, barrier_s = row
+            instance, batch, start_s, end_s, switch_s, barrier_s = row
             where, head, found = _where(instance, GPU), int(head_of[batch]), self._members_of(batch)
             if switch_s and start_s >= self.from_s:
                 yield _slice("switch", where, start_s - switch_s, start_s)
-            deadline_s = requests["arrival_s"][head] + requests["ttft_slo_s"][head]
-            about = f'"batch":{batch},"requests":{json.dumps(found)},"tokens":{tokens},"ended":"{ended}"'
-            if np.isfinite(deadline_s):
-                about += f',"deadline [s]":{deadline_s:.6f},"slack [s]":{deadline_s - start_s - left_s[place]:.6f}'
-            name = f"{self.labels[head]} operators {first}-{last}"
-            yield _slice(name, where, start_s, end_s, f'"cname":"{self.cnames[head]}","args":{{{about}}}')
+            if head < 0:  # sequences that decode, and no prompt
+                about = f'"cname":"{DECODE_CNAME}","args":{{"batch":{batch}}}'
+                yield _slice(f"decode {self._decodes.get(batch, '')}", where, start_s, end_s, about)
+            else:
+                name = f"{self.labels[head]} operators {table['first_op'][place]}-{table['last_op'][place]}"
+                about = f'"cname":"{self.cnames[head]}","args":{{{self._batch(place, batch, head, found)}}}'
+                yield _slice(name, where, start_s, end_s, about)
             for request in found:
-                yield from flows.through(request, where, start_s)
+                if not self._has_token(request, start_s):
+                    yield from flows.through(request, where, start_s)
             if barrier_s:
                 yield _slice("barrier", where, end_s, end_s + barrier_s)
 
+    def _batch(self, place: int, batch: int, head: int, found: list[int]) -> str:
+        """What is told of a segment's batch."""
+        table, requests = self.segments, self.requests
+        told = f'"batch":{batch},"requests":{json.dumps(found)},"tokens":{table["tokens"][place]}'
+        if batch in self._decodes:
+            told += f',"decodes":{self._decodes[batch]}'
+        slo_s = requests["ttft_slo_s"][head]
+        if np.isfinite(slo_s):
+            deadline_s = requests["arrival_s"][head] + slo_s
+            slack_s = deadline_s - table["start_s"][place] - self._left_s[place]
+            told += f',"deadline [s]":{deadline_s:.6f},"slack [s]":{slack_s:.6f}'
+        return f'{told},"ended":"{table["ended"][place]}"'
+
+    @cached_property
+    def _decodes(self) -> dict[int, int]:
+        """How many sequences decode in each batch in which any does."""
+        steps = self.tables.get("steps", {"batch": np.zeros(0), "decodes": np.zeros(0)})
+        decodes = zip(steps["batch"].tolist(), steps["decodes"].tolist(), strict=True)
+        return {int(batch): int(count) for batch, count in decodes if count}
+
+    def _has_token(self, request: int, at_s: float) -> bool:
+        """Whether a request has had its first token by a time: what it computes then, it computes again."""
+        return bool(at_s >= self.requests["first_token_s"][request])
+
+    @cached_property
     def _left_s(self) -> Array:
         """From the start of each segment shown: the batch's own seconds until its first tokens, as they came to be."""
         table = self.tables["segments"]
@@ -206,6 +231,13 @@ class Scene:
             yield f'{{"ph":"b",{name},{where},"ts":{_us(max(start_s, self.from_s))},{about}}}'
             yield f'{{"ph":"e",{name},{where},"ts":{_us(min(end_s, self.to_s))}}}'
 
+    def _transfers(self) -> Intervals:
+        """When each request's KV was on its way to a decode instance, at the instance that it came from."""
+        requests = self.requests
+        start_s, end_s = (requests.get(name, np.zeros(0)) for name in ("transfer_start_s", "transfer_end_s"))
+        rows = np.flatnonzero(~np.isnan(end_s))
+        return Intervals(start_s[rows], end_s[rows], rows, requests["instance"][rows])
+
     def _counters(self, instance: int) -> Iterator[str]:
         queue = counted(waiting(self.tables).at(instance))
         yield from self._counter(instance, "queue length", queue.t_s, {"requests": queue.values})
@@ -214,11 +246,11 @@ class Scene:
         free, parked = kv["free_blocks"][rows], kv["suspended_blocks"][rows]
         blocks = {"running": self.run["kv_blocks"][instance] - free - parked, "suspended": parked}
         yield from self._counter(instance, "KV blocks", kv["t_s"][rows], blocks)
-        rows = self.segments["instance"] == instance
-        start_s = self.segments["start_s"][rows]
-        head = heads(self.tables)[self.segments["batch"][rows]]
+        head = heads(self.tables)[self.segments["batch"]]
+        rows = (self.segments["instance"] == instance) & (head >= 0)
+        start_s, head = self.segments["start_s"][rows], head[rows]
         deadline_s = self.requests["arrival_s"][head] + self.requests["ttft_slo_s"][head]
-        slack_s = deadline_s - start_s - self._left_s()[rows]
+        slack_s = deadline_s - start_s - self._left_s[rows]
         due = np.isfinite(slack_s)
         yield from self._counter(instance, "slack of the running head [s]", start_s[due], {"seconds": slack_s[due]})
         yield from self._decisions(instance)
@@ -256,8 +288,9 @@ class Scene:
         for column in ("arrival_s", "first_token_s"):
             rows = self._shown(self.requests[column])
             count[rows[self.requests["instance"][rows] >= 0]] += 1
-        for batch in self.segments["batch"].tolist():
-            count[self._members_of(batch)] += 1
+        for batch, start_s in zip(self.segments["batch"].tolist(), self.segments["start_s"].tolist(), strict=True):
+            found = self._members_of(batch)
+            count[[request for request in found if not self._has_token(request, start_s)]] += 1
         return count
 
 

@@ -46,7 +46,7 @@
       hoverlabel: { bgcolor: css("--raised"), bordercolor: line, font: { color: text }, align: "left" },
     };
     for (const key of Object.keys(layout).filter((name) => /^[xy]axis/.test(name))) {
-      const exponents = layout[key].type === "log" ? { dtick: 1, tickformat: "~g", minor: { ticks: "outside", dtick: "D1" } } : {};
+      const exponents = layout[key].type === "log" ? { tickformat: "~g", minor: { ticks: "outside", dtick: "D1" } } : {};
       made[key] = { gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true, ...exponents, ...layout[key] };
     }
     made.shapes = (layout.shapes || []).map((one) => ({ ...one, line: { ...one.line, color: css(one.tint || "--text") } }));
@@ -159,6 +159,7 @@
   function toldOfSegment(run, row) {
     const { start_s, end_s, batch, first_op, last_op, instance, ended } = run.segments;
     const all = membersOf(run, batch[row]), head = all[0];
+    if (head === undefined) return `<b>decodes, and no prompt</b><br>ran ${seconds(end_s[row] - start_s[row])} from ${start_s[row].toFixed(4)} s on instance ${instance[row]}`;
     const others = all.length > 1 ? `<br>batch of ${all.length}, with ${[...all].slice(1, 6).map((one) => "#" + one).join(", ")}${all.length > 6 ? ", …" : ""}` : "";
     const how = run.ended[ended[row]];
     return `<b>${named(run, head)}</b><br>ran ${seconds(end_s[row] - start_s[row])} from ${start_s[row].toFixed(4)} s on instance ${instance[row]}` +
@@ -175,12 +176,17 @@
       found.push([state, at_s, to_s, `<b>${named(run, request)}</b><br>${state} ${seconds(to_s - at_s)}${parked ? pausedFor(run, before) : ""}${due(run, request)}`]);
     };
     for (const row of run.of[request]) {
+      if (start_s[row] >= run.requests.first_token_s[request]) break; // computed again, after an eviction
       if (start_s[row] > at_s + 1e-9) gap(start_s[row], row);
       found.push(["running", start_s[row], end_s[row], toldOfSegment(run, row)]);
       at_s = end_s[row];
       before = row;
     }
-    const until_s = run.requests.until_s[request];
+    if (run.requests.decoded_s && run.requests.decoded_s[request] > run.requests.first_token_s[request]) {
+      const [from_s, to_s] = [run.requests.first_token_s[request], run.requests.decoded_s[request]];
+      found.push(["decoding", from_s, to_s, `<b>${named(run, request)}</b><br>decoded for ${seconds(to_s - from_s)}, until ${to_s.toFixed(3)} s`]);
+    }
+    const until_s = run.requests.first_token_s[request] > 0 ? 0 : run.requests.until_s[request];
     if (until_s > at_s + run.request_s + 1e-6) gap(until_s, -1);
     return found;
   }
@@ -195,11 +201,11 @@
       return (this.runs[this.place] ||= opened(REPORT.timelines[this.place]));
     },
 
-    // The requests to show, those there longest where they are too many.
+    // The requests to show: where they are too many, those that waited for their first token longest.
     rows(run, from_s, to_s) {
-      const { arrival_s, until_s } = run.requests, alive = [];
+      const { arrival_s, first_token_s, until_s } = run.requests, alive = [];
       for (let one = 0; one < arrival_s.length; one++) if (arrival_s[one] < to_s && until_s[one] > from_s) alive.push(one);
-      const there_s = (one) => one === this.focus ? Infinity : Math.min(until_s[one], to_s) - Math.max(arrival_s[one], from_s);
+      const there_s = (one) => one === this.focus ? Infinity : Math.min(first_token_s[one] || until_s[one], to_s) - Math.max(arrival_s[one], from_s);
       const longest = [...alive].sort((a, b) => there_s(b) - there_s(a)).slice(0, MOST_ROWS);
       return [longest.sort((a, b) => a - b), alive.length];
     },
@@ -213,9 +219,9 @@
       const bar = (state, kind, y, start_s, end_s, text) => {
         const key = state + kind;
         if (!bars.has(key)) {
-          bars.set(key, { type: "bar", orientation: "h", base: [], x: [], y: [], hovertext: [], hoverinfo: "text", width: 0.72,
-            colour: kind, hatch: state === "suspended", opacity: state === "waiting" ? 0.28 : 1, showlegend: state === "running",
-            name: escape(REPORT.classes[kind]), legendgroup: String(kind) });
+          bars.set(key, { type: "bar", orientation: "h", base: [], x: [], y: [], hovertext: [], hoverinfo: "text", width: state === "decoding" ? 0.2 : 0.72,
+            colour: kind < 0 ? undefined : kind, marker: { color: css("--soft") }, hatch: state === "suspended", opacity: state === "waiting" ? 0.28 : state === "decoding" ? 0.6 : 1, showlegend: state === "running",
+            name: kind < 0 ? "decodes" : escape(REPORT.classes[kind]), legendgroup: String(kind) });
         }
         const one = bars.get(key);
         one.base.push(start_s); one.x.push(end_s - start_s); one.y.push(y); one.hovertext.push(text);
@@ -225,7 +231,7 @@
         if (start_s > to_s || end_s < from_s) return;
         if (end_s - start_s < floor_s / 3) { hidden += 1; return; }
         const head = membersOf(run, run.segments.batch[row])[0];
-        bar("running", run.requests.class[head], run.segments.instance[row], start_s, end_s, toldOfSegment(run, row));
+        bar("running", head === undefined ? -1 : run.requests.class[head], run.segments.instance[row], start_s, end_s, toldOfSegment(run, row));
       });
       for (const [request, y] of place) {
         for (const [state, start_s, end_s, text] of spells(run, request)) {
@@ -284,7 +290,7 @@
 
     note(run, shown, alive, hidden) {
       const notes = [];
-      if (shown < alive) notes.push(`${shown} of the ${alive} requests of this window are shown, those that were there longest`);
+      if (shown < alive) notes.push(`${shown} of the ${alive} requests of this window are shown, those without a first token for longest`);
       if (hidden) notes.push(`${hidden} segments too short to be seen at this zoom are left out of the GPU rows`);
       if (run.span_s[0] > 0 || run.span_s[1] < run.end_s - 1e-6) {
         notes.push(`segments from ${run.span_s[0].toFixed(1)} s to ${run.span_s[1].toFixed(1)} s of ${run.end_s.toFixed(1)} s are in this page; report.window_s=[from,to] writes one with another part`);
