@@ -38,9 +38,10 @@ from flowsim.latency import LatencyModel, Predictor
 from flowsim.load import offered_load
 from flowsim.metrics import Result
 from flowsim.names import shipped, unknown
+from flowsim.overheads import with_overheads
 from flowsim.policy import Policy
 from flowsim.pool import Cluster, Pool
-from flowsim.profile import load_profile, with_overheads
+from flowsim.profile import load_profile
 from flowsim.router import Router
 from flowsim.sim import simulate
 from flowsim.source import Source

@@ -5,7 +5,6 @@ Knows the file's schema and where the shipped files are. Knows nothing of batche
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,6 @@ __all__ = [
     "available_profiles",
     "load_profile",
     "read_profile",
-    "with_overheads",
 ]
 
 PROFILE_VERSION = 1
@@ -169,24 +167,6 @@ class Profile:
         token_s = max(2.0 * self.hidden_size / bytes_per_s, 1e-15)
         ends = tuple(Dense(f"all_reduce_{name}", name, latency_s, (), (token_s,), (1, 10**9)) for name in REDUCED)
         return replace(self, all_reduce={tp: ends if tp > 1 else () for tp in self.dense})
-
-
-OVERHEADS = ("pass_s", "request_s", "check_s", "switch_s")
-
-
-def with_overheads(profile: Profile, given: Mapping[str, float | None]) -> Profile:
-    """The same hardware with other overheads, in seconds; None keeps the profile's.
-
-    Raises:
-        ValueError: a name that is none of them, or a number that is not finite and at least 0.
-    """
-    for name, seconds in given.items():
-        if name not in OVERHEADS:
-            raise ValueError(unknown("key", f"overheads.{name}", [f"overheads.{one}" for one in OVERHEADS]))
-        if seconds is not None and (isinstance(seconds, bool | str) or not 0.0 <= seconds < math.inf):
-            raise ValueError(f"overheads.{name} is {seconds!r}; it must be finite seconds of at least 0, or null")
-    chosen: dict[str, Any] = {name: float(seconds) for name, seconds in given.items() if seconds is not None}
-    return replace(profile, **chosen)
 
 
 def available_profiles() -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ MAX_LINES = 400
 LAYERS = (
     ("timeline",),
     ("core",),
-    ("names", "markup", "profile", "latency", "load", "predictor", "kv", "queue", "workload", "profiler"),
+    ("names", "markup", "profile", "overheads", "latency", "load", "predictor", "kv", "queue", "workload", "profiler"),
     ("view", "policy", "batching", "bound", "feasible", "rivals", "hybrid"),
     ("log", "contract", "lockstep", "record", "stage", "decoding", "events", "instance", "router", "pool", "source"),
     ("link", "cluster"),
@@ -41,6 +41,7 @@ ONLY = {
     "log": set(),
     "profiler": {"latency", "names", "profile", "timeline"},
     "profile": {"markup", "names"},
+    "overheads": {"names", "profile"},
     "latency": {"profile", "timeline"},
     "workload": {"core", "names"},
     "policy": {"core", "markup", "names", "queue", "timeline"},
