@@ -258,6 +258,7 @@ def described(first: int, pool: Pool, policy: Policy, latency: LatencyModel) -> 
         "tp": latency.tp,
         "stops": latency.stops.value,
         "pass_tokens": latency.pass_tokens,
+        "block_tokens": pool.block_tokens,
         "request_s": latency.profile.request_s,
         "decode": pool.decode,
         "idles": pool.expert_parallel  # a rank waits for the others

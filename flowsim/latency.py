@@ -105,6 +105,10 @@ class LatencyModel:
         check_s = profile.check_s
         self._checks_s = tuple(check_s * (operator in stops.operators) for operator in range(5))
         self._whole: dict[int, Timeline] = {}
+        self._asked: tuple[Tokens, float, Decodes] | None = (
+            None  # the last one: who predicts a batch often runs it next
+        )
+        self._answer = Timeline(())
 
     @property
     def barrier_s(self) -> float:
@@ -144,6 +148,12 @@ class LatencyModel:
         """
         if len(tokens) == 1 and tokens[0][1] == 0 and slowest == 1.0 and decodes is NO_DECODES:
             return self.whole(tokens[0][0])
+        asked = (tokens, slowest, decodes)
+        if asked != self._asked:
+            self._asked, self._answer = asked, self._lay_out(tokens, slowest, decodes)
+        return self._answer
+
+    def _lay_out(self, tokens: Tokens, slowest: float, decodes: Decodes) -> Timeline:
         passes = _passes(tokens, self.pass_tokens)
         if decodes.sequences:
             rest = [self._pass(part, slowest) for part in passes[1:]]
@@ -296,6 +306,8 @@ class Exact:
 
     def batch_s(self, tokens: Tokens, decodes: Decodes = NO_DECODES) -> float:
         """The batch's timeline, plus `request_s`."""
+        if len(tokens) == 1 and tokens[0][1] == 0 and decodes is NO_DECODES:
+            return self.alone_s(tokens[0][0])
         if not tokens:
             return self.latency.iterations(decodes, 1).total_s + self._request_s
         return self.latency.timeline(tokens, 1.0, decodes).total_s + self._request_s
