@@ -77,8 +77,8 @@ def words(table: pd.DataFrame) -> str:
         f"Chunk, throughput when saturated ({SATURATED_RPS:g} req/s), p90 TTFT of class text and attainment at "
         f"{LIGHT_RPS:g} req/s. {'; '.join(listed)}. The paper's abstract states both sides of the trade: smaller "
         "chunks respond sooner and compute less efficiently. The second shows at once, the first only where a pass's "
-        "end is used to let somebody else go first: under first come first served a short prompt waits for every older one "
-        "whatever the chunk, and small chunks only make these slower."
+        "end is used to let somebody else go first: under first come first served a short prompt waits for every older "
+        "one whatever the chunk, and small chunks only make these slower."
     )
 
 
