@@ -49,6 +49,7 @@ from flowsim.source import Source
 __all__ = ["CONF", "ConfigError", "Setup", "build", "check", "compose", "explain", "make", "normalised"]
 
 TYPES = {"model": str, "tp": int, "seed": int, "strict": bool, "quiet": bool, "fail_on_empty": bool}
+LAUNCHERS = {"joblib": "joblib", "submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray-launcher"}
 TYPES |= {"horizon_s": float, "warmup_s": float, "cooldown_s": float}
 GROUPS = ("policy", "workload", "predictor", "cluster", "router", "task", "report")
 
@@ -146,7 +147,8 @@ class Setup:
                         pass_tokens=pool.pass_tokens, stops=(pool.policy or self.policy).stops
                     ),
                 )
-                for pool in cluster.pools.values()
+                for name, pool in cluster.pools.items()
+                if name not in cluster.decoding
             ],
         )
 
@@ -326,7 +328,9 @@ def explain(error: Exception) -> str:
     """Hydra's complaint about a configuration, in one sentence with near names and the choices."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return unknown(group or "config", name, error.options)
+        extra = LAUNCHERS.get(name) if group == "hydra/launcher" else None
+        hint = f"; it comes with the extra `{extra}`: pip install 'flowsim-prefill[{extra}]'" if extra else ""
+        return unknown(group or "config", name, error.options) + hint
     text = str(error).split("\n")[0]
     found = re.search(r"Could not override '([^']+)'", text)
     if isinstance(error, ConfigCompositionException) and found:
