@@ -148,12 +148,13 @@ def _help(config_dir: str | None) -> str:
     from flowsim.names import shipped
     from flowsim.profile import MODEL_ALIASES, profile_table
 
-    names = ("policy", "workload", "predictor", "cluster", "router", "task", "report")
+    names = ("policy", "workload", "predictor", "cluster", "router", "task", "report", "+experiment")
     folders = [shipped("conf")] + ([Path(config_dir)] if config_dir else [])
     choices = {
-        name: sorted({path.stem for folder in folders for path in (folder / name).glob("*.yaml")}) for name in names
+        name: sorted({path.stem for folder in folders for path in (folder / name.lstrip("+")).glob("*.yaml")})
+        for name in names
     }
-    groups = "\n".join(f"{name + '=':<11} {', '.join(sorted(found))}" for name, found in choices.items())
+    groups = "\n".join(f"{name + '=':<12} {', '.join(sorted(found))}" for name, found in choices.items())
     profiles = "\n".join(
         f"  {model:<16} {gpu:<12} tp {', '.join(map(str, degrees))}" for model, gpu, degrees in profile_table()
     )

@@ -115,7 +115,9 @@ def _shown(
     there = np.flatnonzero(here & (requests["arrival_s"] < window_s[1]) & (until_s > window_s[0]))
     ran = busy(result.tables).at(instance)
     overlap_s = np.minimum(ran.end_s, window_s[1]) - np.maximum(ran.start_s, window_s[0])
-    ran_s = np.bincount(ran.request, weights=np.maximum(overlap_s, 0.0), minlength=len(here))[there]
+    prefilled = ran.request >= 0  # a batch of decodes alone has no row of its own
+    overlap_s = np.maximum(overlap_s, 0.0)[prefilled]
+    ran_s = np.bincount(ran.request[prefilled], weights=overlap_s, minlength=len(here))[there]
     waited_s = np.minimum(until_s[there], window_s[1]) - np.maximum(requests["arrival_s"][there], window_s[0])
     rank = np.lexsort((-waited_s, -ran_s, ~np.isin(there, wanted)))[:rows]
     return sorted(there[rank].tolist()), max(0, len(there) - rows)
