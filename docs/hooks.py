@@ -24,7 +24,16 @@ ELSEWHERE = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "cha
 # A page that is in no section goes to the last one; one that does not exist is left out.
 SECTIONS = {
     "Start": ["index.md", "quickstart.md", "concepts.md", "troubleshooting.md"],
-    "Use": ["policies.md", "workloads.md", "serving.md", "results.md", "report.md", "studies.md", "regress.md"],
+    "Use": [
+        "policies.md",
+        "workloads.md",
+        "serving.md",
+        "results.md",
+        "report.md",
+        "figures.md",
+        "studies.md",
+        "regress.md",
+    ],
     "Hardware": ["profiles.md", "profiler.md"],
     "Evidence": ["validation.md", "reproduction.md", "beyond.md", "performance.md", "invariants.md"],
     "Extend": ["contributing.md", "design.md", "changelog.md"],

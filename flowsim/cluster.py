@@ -9,6 +9,7 @@ import copy
 import math
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -18,9 +19,10 @@ import simpy
 from flowsim.core import Job, Reason, Request
 from flowsim.decoding import DecodingStage
 from flowsim.instance import Instance
-from flowsim.kv import KVPool, pool_blocks
+from flowsim.kv import Blocks, KVPool, PrefixPool, pool_blocks
 from flowsim.latency import LatencyModel, Predictor
 from flowsim.link import Transfers
+from flowsim.lockstep import Lockstep
 from flowsim.log import Log
 from flowsim.policy import Policy, Polling
 from flowsim.pool import HERE, Cluster, Pool
@@ -167,6 +169,8 @@ class Fleet:
         predictor: Callable[[LatencyModel], Predictor],
     ) -> None:
         decodes = pool.decode == HERE or name in decoding
+        single_steps = pool.async_steps > 0 or pool.expert_parallel
+        group = self._group(pool, latency)
         first = len(self.instances)
         for index in range(first, first + pool.instances):
             believed = predictor(latency)
@@ -181,7 +185,10 @@ class Fleet:
                 log=self._log,
                 max_batches=pool.max_batches,
                 max_sequences=pool.max_sequences or math.inf,
-                stage=DecodingStage if decodes else self._prefill_stage(server, pool.decode),
+                stage=partial(DecodingStage, most_steps=1 if single_steps else None)
+                if decodes
+                else self._prefill_stage(server, pool.decode),
+                group=group,
                 async_steps=pool.async_steps,
                 slowest=slowest_rank(pool.jitter_sigma, latency.tp, self._seed, index),
                 prefilled=server.prefilled,
@@ -190,6 +197,14 @@ class Fleet:
             server.stands_for(instance)
             self._servers[name].append(server)
             self.instances.append(instance)
+
+    def _group(self, pool: Pool, latency: LatencyModel) -> Lockstep | None:
+        """The clock of a pool whose instances step together."""
+        if not pool.expert_parallel:
+            return None
+        assert pool.collective is not None
+        link = (pool.collective.latency_s, pool.collective.bytes_per_s)
+        return Lockstep(self._env, lambda own, tokens: latency.exchange_s(own, tokens, link))
 
     def _prefill_stage(self, server: Proxied, decode: str | None) -> Callable[[Instance], Stage]:
         """Prefills whose requests end with their first token, or go on to an instance of the pool `decode`."""
@@ -243,13 +258,16 @@ def described(first: int, pool: Pool, policy: Policy, latency: LatencyModel) -> 
         "tp": latency.tp,
         "stops": latency.stops.value,
         "pass_tokens": latency.pass_tokens,
+        "block_tokens": pool.block_tokens,
         "request_s": latency.profile.request_s,
         "decode": pool.decode,
-        "idles": bool(getattr(policy, "idles", False)) or isinstance(getattr(policy, "consult", None), Polling),
+        "idles": pool.expert_parallel  # a rank waits for the others
+        or bool(getattr(policy, "idles", False))
+        or isinstance(getattr(policy, "consult", None), Polling),
     }
 
 
-def kv_pool(pool: Pool, latency: LatencyModel) -> KVPool:
+def kv_pool(pool: Pool, latency: LatencyModel) -> Blocks:
     """The KV blocks of one instance of a pool."""
     profile = latency.profile
     blocks = pool.kv_blocks or pool_blocks(
@@ -260,7 +278,7 @@ def kv_pool(pool: Pool, latency: LatencyModel) -> KVPool:
         gpu_memory_fraction=pool.gpu_memory_fraction,
         tp=latency.tp,
     )
-    return KVPool(blocks, pool.block_tokens)
+    return (PrefixPool if pool.prefix_cache else KVPool)(blocks, pool.block_tokens)
 
 
 def slowest_rank(sigma: float, ranks: int, seed: int, instance: int) -> Callable[[], float]:

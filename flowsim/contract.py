@@ -51,15 +51,16 @@ def batch_breach(batch: Batch, view: InstanceView) -> Breach | None:
         if view.decodes.get(job.id) is not job and not (job in view.waiting and not job.left_tokens):
             allowed = "jobs of view.decoding, or of view.waiting with no tokens left, once each"
             return Breach(f"decodes request {job.id}, which has no KV here to decode from", allowed)
-    for job, new in batch.parts:
-        if job not in view.waiting:
+    waiting, parts = view.waiting, batch.parts
+    for job, new in parts:
+        if job not in waiting:
             return Breach(f"chose request {job.id}, which does not wait", "jobs of view.waiting, once each")
         if not 1 <= new <= job.left_tokens:
             return Breach(f"gave request {job.id} {new} tokens", f"1 to {job.left_tokens}, what is left of its prompt")
-    members = [job.id for job, _ in batch.parts] + [job.id for job in batch.decodes]
-    if len(set(members)) < len(members):
+    members = len(parts) + len(batch.decodes)
+    if members > 1 and len({job.id for job, _ in parts} | {job.id for job in batch.decodes}) < members:
         return Breach(f"chose a request twice, in {batch!r:.80}", "jobs of view.waiting, once each")
-    if view.fits(batch.parts, batch.decodes):
+    if view.fits(parts, batch.decodes):
         return None
     return Breach(
         f"chose a batch needing {view.blocks(batch.parts, batch.decodes)} KV blocks; {view.free_blocks} are free, "

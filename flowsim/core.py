@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from flowsim.timeline import Iterations, Timeline
 
@@ -27,6 +27,8 @@ class FailedRunsError(RuntimeError):
 
 class Outcome(enum.Enum):
     """How a request ended; every request of a run has exactly one."""
+
+    __hash__ = object.__hash__  # members are single objects; Enum's own hash is a call
 
     FINISHED = "finished"
     REJECTED = "rejected"
@@ -204,10 +206,7 @@ class Batch:
     arrival_s: float = field(init=False)
     deadline_s: float = field(init=False)
     tokens: int = field(init=False)
-
-    @property
-    def is_waiting(self) -> bool:
-        return False
+    is_waiting: ClassVar[bool] = False
 
     @property
     def head(self) -> Job:
@@ -215,15 +214,16 @@ class Batch:
         return self.parts[0].job if self.parts else self.decodes[0]
 
     def __post_init__(self) -> None:
-        self.parts = tuple(self.parts)
+        parts = self.parts = tuple(self.parts)
         if self.decodes:
             self.decodes = tuple(self.decodes)
-        elif not self.parts:
+        elif not parts:
             raise PolicyError("a batch needs at least one part or decode; answer None to run nothing")
-        self.tokens = len(self.decodes)
-        for part in self.parts:
+        tokens = len(self.decodes)
+        for part in parts:
             if not (isinstance(part, Part) and isinstance(part.tokens, int)):
-                raise PolicyError(f"a batch is made of Part(job, tokens) with whole tokens; got {self.parts!r:.80}")
-            self.tokens += part.tokens
-        head = self.head
+                raise PolicyError(f"a batch is made of Part(job, tokens) with whole tokens; got {parts!r:.80}")
+            tokens += part.tokens
+        self.tokens = tokens
+        head = parts[0].job if parts else self.decodes[0]
         self.id, self.arrival_s, self.slo_s, self.deadline_s = head.id, head.arrival_s, head.slo_s, head.deadline_s

@@ -36,14 +36,16 @@ class Alarm(simpy.Event):
 
 
 class Later(simpy.Event):
-    """An event that comes after everything else of its instant."""
+    """An event that comes after everything else of its instant, and those of a lower `turn` first."""
 
-    def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None], delay_s: float = 0.0) -> None:
+    def __init__(
+        self, env: simpy.Environment, callback: Callable[[simpy.Event], None], delay_s: float = 0.0, turn: int = 0
+    ) -> None:
         super().__init__(env)
         self._ok = True
         self._value = None
         self.callbacks.append(callback)
-        env.schedule(self, priority=_AFTER_ARRIVALS, delay=delay_s)  # type: ignore[arg-type]
+        env.schedule(self, priority=_AFTER_ARRIVALS + turn, delay=delay_s)  # type: ignore[arg-type]
 
 
 class Poller:

@@ -21,7 +21,7 @@ from flowsim.policy import ADMISSIONS, ORDERS, View, named, slack_edf
 from flowsim.queue import Order
 from flowsim.timeline import Stops
 
-__all__ = ["FeasibleSet", "JointDeadline", "Planned", "feasible_set"]
+__all__ = ["FeasibleSet", "JointDeadline", "Planned", "feasible_set", "largest_set"]
 
 NO_WEIGHTS: Mapping[str, float] = {}
 
@@ -83,23 +83,26 @@ class JointDeadline:
         batch_s = queue[0].left_s
         passed_s, spare_s = 0.0, math.inf  # of those passed over: their seconds, the least time to spare
         for planned in queue[1 : self.lookahead + 1]:
-            job = planned.work
-            if (
-                isinstance(job, Job)
-                and total + job.left_tokens <= self.tokens
-                and view.fits(joined := [*parts, Part(job, job.left_tokens)])
-            ):
+            joined = self._joined(parts, total, planned.work, view)
+            if joined is not None:
                 joined_s = view.cost_s(joined) - request_s
                 longer_s = joined_s - batch_s
                 earliest_s = min(due_s, planned.due_s - self.margin_s)
                 if longer_s <= min(spare_s, planned.left_s) and now_s + joined_s <= earliest_s:
                     parts, batch_s, due_s = joined, joined_s, earliest_s
-                    total += job.left_tokens
+                    total += joined[-1].tokens
                     spare_s -= longer_s
                     continue
             passed_s += planned.left_s
             spare_s = min(spare_s, planned.due_s - now_s - batch_s - passed_s)
         return Batch(parts)
+
+    def _joined(self, parts: list[Part], total: int, work: Job | Batch, view: View) -> list[Part] | None:
+        """The parts and the work's, if it waits, and fits into the tokens and the KV that are left."""
+        if isinstance(work, Batch) or total + work.left_tokens > self.tokens:
+            return None
+        joined = [*parts, Part(work, work.left_tokens)]
+        return joined if view.fits(joined) else None
 
 
 class FeasibleSet:
@@ -177,7 +180,7 @@ def feasible_set(view: View, weights: Mapping[str, float] = NO_WEIGHTS) -> list[
     held = [*view.suspended, *([view.running] if view.running is not None else [])]
     planned = [one for batch in held if (one := _planned_batch(batch, view, weights)) is not None]
     planned.sort(key=lambda one: (one.due_s, one.work.id))
-    return _moore_hodgson(heapq.merge(planned, _waiting(view, weights), key=_by_deadline), view.now_s)
+    return largest_set(heapq.merge(planned, _waiting(view, weights), key=_by_deadline), view.now_s)
 
 
 def _can_end_first(queue: Sequence[Planned], view: View) -> Batch | None:
@@ -193,7 +196,8 @@ def _can_end_first(queue: Sequence[Planned], view: View) -> Batch | None:
     return None
 
 
-def _moore_hodgson(planned: Iterable[Planned], now_s: float) -> list[Planned]:
+def largest_set(planned: Iterable[Planned], now_s: float) -> list[Planned]:
+    """Of work in the order of deadlines, the largest set that can all be on time, in that order."""
     kept: list[Planned] = []
     worst: list[tuple[float, int, int]] = []  # a heap: most seconds for each request saved first
     dropped: set[int] = set()
@@ -202,7 +206,7 @@ def _moore_hodgson(planned: Iterable[Planned], now_s: float) -> list[Planned]:
         kept.append(one)
         heapq.heappush(worst, (-one.left_s / one.saves, -one.work.id, place))
         end_s += one.left_s
-        while end_s > one.due_s:
+        while worst and end_s > one.due_s:
             place_of_worst = heapq.heappop(worst)[2]
             dropped.add(place_of_worst)
             end_s -= kept[place_of_worst].left_s
@@ -221,7 +225,8 @@ def _waiting(view: View, weights: Mapping[str, float]) -> Iterator[Planned]:
         if now_s + left_s >= job.deadline_s:
             return
         saves = weights.get(job.request.slo_class, 1.0) if weights else 1.0
-        yield Planned(job.deadline_s - request_s, left_s - request_s, saves, job)
+        busy_s = max(0.0, left_s - request_s)
+        yield Planned(max(job.deadline_s - request_s, now_s + busy_s), busy_s, saves, job)
 
 
 def _planned_job(job: Job, view: View) -> Planned:
@@ -235,9 +240,9 @@ def _planned_batch(batch: Batch, view: View, weights: Mapping[str, float]) -> Pl
     on_time = [job for job, _ in batch.parts if job.deadline_s >= earliest_s]
     if not on_time:
         return None
-    due_s = min(job.deadline_s for job in on_time) - view.request_s
-    saves = sum(weights.get(job.request.slo_class, 1.0) for job in on_time)
-    return Planned(due_s, max(0.0, left_s - view.request_s), saves, batch)
+    busy_s = max(0.0, left_s - view.request_s)  # a prediction may be short of what does not even need the GPU
+    due_s = max(min(job.deadline_s for job in on_time) - view.request_s, view.now_s + busy_s)
+    return Planned(due_s, busy_s, sum(weights.get(job.request.slo_class, 1.0) for job in on_time), batch)
 
 
 def _first(planned: Iterable[Planned], count: int) -> list[Planned]:

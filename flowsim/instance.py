@@ -15,12 +15,13 @@ import simpy
 
 from flowsim.contract import Breach, answer_breach, batch_breach, idle_breach, left_breach, policy_breach
 from flowsim.core import Batch, Job, Outcome, PolicyError, Reason, Request
-from flowsim.events import Later, Poller
+from flowsim.events import Alarm, Later, Poller
 from flowsim.kv import Blocks
 from flowsim.latency import LatencyModel, Predictor
+from flowsim.lockstep import Lockstep
 from flowsim.log import Ended, Log
 from flowsim.policy import Policy, Polling, View
-from flowsim.record import request_row, segment_row
+from flowsim.record import held_by, log_unfinished, request_row, segment_row
 from flowsim.stage import PrefillStage, Stage, has_started
 from flowsim.timeline import INSTANT_S, Stop
 from flowsim.view import InstanceView
@@ -45,7 +46,8 @@ class Instance:
         async_steps: 1 where a batch is planned while the one before it runs, as asynchronous engines do: an arrival
             is then seen when a batch ends, and is in the one after the next.
         slowest: draws, for each batch, the factor by which its slowest rank is off.
-        prefilled: called with each request that goes on to decode here, when its first token is out.
+        group: the clock of the ranks that this one steps together with; its batches then run to their ends.
+        prefilled: called with each request that decodes here, when its first token is out.
         ended: called with each request and the second at which it finished (or was rejected).
     """
 
@@ -65,6 +67,7 @@ class Instance:
         max_sequences: float = math.inf,
         stage: Callable[[Instance], Stage] = PrefillStage,
         async_steps: int = 0,
+        group: Lockstep | None = None,
         prefilled: Callable[[Request], None] = lambda _: None,
     ) -> None:
         self.env = env
@@ -81,6 +84,9 @@ class Instance:
         self.slowest = slowest
         self.stage = stage(self)
         self._plans_ahead = async_steps > 0
+        self._group = group
+        if group is not None:
+            group.join(self)
         self._planned: Batch | None = None
         self._idles = bool(getattr(policy, "idles", False))
         self._admit: Callable[[View, Job], bool] | None = getattr(policy, "admit", None)
@@ -91,7 +97,7 @@ class Instance:
         self._poller = Poller(env, consult.period_s, self._poll) if isinstance(consult, Polling) else None
         self._at_stops = consult == "stops"
         self._deciding = False  # a decision is due later in this instant
-        self._timer: simpy.Event | None = None  # the one that counts; those set before are ignored
+        self._timer = Alarm(env, self._on_timer)  # the one that counts; those set before are ignored
         self._stop: Stop | None = None  # where the running batch is when the timer fires
         self._barrier_s = 0.0  # of which the last part is the ranks' barrier
         self._flagged_s = math.nan
@@ -107,14 +113,12 @@ class Instance:
         view.now_s = self.env.now
         job = Job(request)
         if self.kv.blocks(self.stage.most_tokens(request)) > self.kv.total_blocks:
-            self.reject(job, Reason.TOO_LARGE)
-            return
+            return self.reject(job, Reason.TOO_LARGE)
         if self._admit is not None and not self._admit(view, job):
-            self.reject(job, Reason.ADMISSION)
-            return
+            return self.reject(job, Reason.ADMISSION)
         if request.abandon_s < math.inf:
             simpy.Timeout(self.env, request.abandon_s).callbacks.append(lambda _: self._abandon(job))
-        self.join(job)
+        return self.join(job)
 
     def join(self, job: Job) -> None:
         """A job waits here from now on: a new one, or one whose prefill was done elsewhere and whose KV has come."""
@@ -128,6 +132,7 @@ class Instance:
 
     def release(self, job: Job) -> None:
         """Takes back the KV blocks of a job that was handed over; freed blocks wake an idle instance."""
+        self.view.now_s = self.env.now
         self.kv.give(job.id)
         self.log_kv()
         if self.view.running is None and self.view.waiting and self._poller is None:
@@ -157,7 +162,7 @@ class Instance:
 
     def _wake(self) -> None:
         """Decides, but only once everything else that happens at this instant is in."""
-        if self._deciding:
+        if self._deciding or (self._group is not None and self._group.busy and self.view.running is None):
             return
         if self.env.peek() > self.env.now:
             self._decide()
@@ -193,7 +198,7 @@ class Instance:
         answer = self.policy.select(view)
         log.scheduler_wall_s += perf_counter() - began_s
         log.decisions += 1
-        if answer is not None and type(answer) is not Batch:
+        if type(answer) is not Batch and answer is not None:
             self._must_not(answer_breach(answer))
         return answer
 
@@ -204,7 +209,7 @@ class Instance:
         if batch in self.view.suspended:
             self._resume(batch)
         else:
-            self._begin(batch, self.env.now)
+            self._begin(batch, self.view.now_s)
         self._run(batch)
 
     def _begin(self, batch: Batch, at_s: float) -> None:
@@ -224,7 +229,10 @@ class Instance:
         if self._plans_ahead:
             self.stage.advance(batch)
             self._wake()
-        self._run_to(batch, self._next_stop(batch) if self._at_stops else batch.timeline.end)
+        if self._group is not None:
+            self._group.run(self, batch)
+        else:
+            self._run_to(batch, self._next_stop(batch) if self._at_stops else batch.timeline.end)
 
     def _plan(self, running: Batch) -> None:
         """Chooses and takes the batch that follows the one that runs, as if that had ended."""
@@ -236,7 +244,7 @@ class Instance:
         self.view.running, self._planned = running, batch
 
     def _resume(self, batch: Batch) -> None:
-        now_s = self.env.now
+        now_s = self.view.now_s
         waited_s = now_s - batch.suspended_at_s
         self.view.suspended.remove(batch)
         self._suspended_blocks -= batch.blocks
@@ -262,17 +270,16 @@ class Instance:
 
     def _raise_flag(self, answer: Batch | None) -> None:
         """Notes from when on, and for whom, the running batch is to stop."""
-        if answer is None:
-            self._must_not(idle_breach(self.view))
-            raise AssertionError("an idle answer while a batch runs is a breach")
-        self._flagged_s = self.env.now
+        self._must_not(idle_breach(self.view) if answer is None else None)
+        assert answer is not None
+        self._flagged_s = self.view.now_s
         self._flagged_for = answer.head
 
     def _next_stop(self, batch: Batch) -> Stop:
         """The next legal stop from now on, never the one where the batch resumed."""
-        done_s = batch.done_s + max(2 * INSTANT_S, self.env.now - batch.since_s)
         if batch.decodes and batch.parts:
             return batch.timeline.end  # its decodes are in its first pass: nothing to take up later
+        done_s = batch.done_s + max(2 * INSTANT_S, self.view.now_s - batch.since_s)
         return batch.timeline.next_stop(done_s, self.policy.stops)
 
     def _run_to(self, batch: Batch, stop: Stop) -> None:
@@ -280,9 +287,9 @@ class Instance:
         if stop is self._stop:
             return
         self._stop = stop
-        delay_s = batch.since_s - self.env.now + stop.at_s - batch.done_s + self._barrier_s
-        self._timer = timer = simpy.Timeout(self.env, max(0.0, delay_s))
-        timer.callbacks.append(self._on_timer)
+        delay_s = batch.since_s - self.view.now_s + stop.at_s - batch.done_s + self._barrier_s
+        self._timer = Alarm(self.env, self._on_timer) if self._timer.is_set else self._timer
+        self._timer.set(delay_s if delay_s > 0.0 else 0.0)
 
     def _on_timer(self, event: simpy.Event) -> None:
         """The running batch is at its end, at the stop it was flagged for, or at one where the policy is asked."""
@@ -312,24 +319,27 @@ class Instance:
 
     def _stopped(self, batch: Batch, stop: Stop, *, at_end: bool) -> None:
         """The batch leaves the GPU: for good at its end, or after any step if it only decodes; else suspended."""
-        self.view.running = self._stop = None
+        view = self.view
+        view.running = self._stop = None
         paused = bool(batch.parts) and not at_end
         if self._flagged_for is not None:
             self._acknowledge(batch, self._flagged_for, paused=paused)
+        ahead = self._plans_ahead  # then the jobs are where the batch brings them already
+        unfinished = not at_end or any(job.left_tokens > (0 if ahead else new) for job, new in batch.parts)
+        ended = Ended.PAUSED if paused else Ended.PASS if unfinished else Ended.FINISHED
+        met_s = self._barrier_s
+        self.log.segments.add(segment_row(self.index, batch, view.now_s - met_s, stop.operators, ended, met_s))
         if paused:
-            self._log_segment(batch, stop, Ended.PAUSED)
             self._suspend(batch, stop)
         else:
-            ahead = self._plans_ahead  # then the jobs are where the batch brings them already
-            unfinished = not at_end or any(job.left_tokens > (0 if ahead else new) for job, new in batch.parts)
-            self._log_segment(batch, stop, Ended.PASS if unfinished else Ended.FINISHED)
             self.stage.end(batch, stop.operators)
             self.log_kv()
         self._barrier_s = 0.0
         planned, self._planned = self._planned, None
         if planned is not None:
+            planned.since_s = self.env.now
             self._run(planned)
-        else:
+        elif view.waiting or view.suspended or view.decodes:
             self._wake()
 
     def _acknowledge(self, batch: Batch, by: Job, *, paused: bool) -> None:
@@ -337,7 +347,7 @@ class Instance:
         self._flagged_for = None
         if not batch.parts:
             return
-        now_s = self.env.now
+        now_s = self.view.now_s
         if math.isnan(by.start_s):
             by.blocked_s += now_s - self._flagged_s
         for job, _ in batch.parts:
@@ -346,10 +356,23 @@ class Instance:
 
     def _suspend(self, batch: Batch, stop: Stop) -> None:
         batch.done_s, batch.operators = stop
-        batch.suspended_at_s = self._parked_s = self.env.now
+        batch.suspended_at_s = self._parked_s = self.view.now_s
         self._suspended_blocks += batch.blocks
         self.view.suspended.add(batch)
         self.log_kv()
+
+    def over(self) -> None:
+        """The step of the group that this rank's batch was in is over."""
+        batch = self.view.running
+        assert batch is not None
+        now_s = self.view.now_s = self.env.now
+        self._barrier_s = now_s - batch.since_s - batch.timeline.total_s
+        self._stopped(batch, batch.timeline.end, at_end=True)
+
+    def wake(self) -> None:
+        """Looks for something to run, after a step of the group in which this rank had nothing."""
+        if self.view.waiting:
+            self._wake()
 
     def close(self, now_s: float, *, drained: bool) -> None:
         """The run is over: what has not finished is logged as such, and a running segment as cut.
@@ -357,20 +380,11 @@ class Instance:
         Raises:
             PolicyError: nothing more would happen (`drained`), and work is left by a policy that must not idle.
         """
-        view = self.view
-        running = view.running
+        view, running = self.view, self.view.running
         if drained and not self._idles:
             self._must_not(left_breach(view))
-        if running is not None and running.since_s < now_s:
-            end_s = min(now_s, running.since_s + running.timeline.total_s - running.done_s)
-            self.log.segments.add(segment_row(self.index, running, end_s, running.operators, Ended.CUT))
-        for batch in view.suspended:
-            for job, _ in batch.parts:
-                job.suspended_s += now_s - batch.suspended_at_s
-        held = {job.id: job for batch in (running, self._planned, *view.suspended) if batch for job, _ in batch.parts}
-        held |= {job.id: job for job in (*view.waiting, *self.stage.under_way())}
-        for job in held.values():
-            self.log_request(job, math.nan, Outcome.UNFINISHED)
+        jobs = [*held_by(running), *held_by(self._planned), *view.waiting, *self.stage.under_way()]
+        log_unfinished(self.log, self.index, running, view.suspended, now_s, jobs)
 
     def _must_not(self, breach: Breach | None) -> None:
         """Raises for a breach of the contract of `select`."""
@@ -378,15 +392,8 @@ class Instance:
             where = f"t={self.env.now:.6f} s, instance {self.index}: {type(self.policy).__name__}"
             raise PolicyError(f"{where} {breach.did}. Allowed: {breach.allowed}.")
 
-    # ---------------------------------------------------------------- the log
-
-    def _log_segment(self, batch: Batch, stop: Stop, ended: Ended) -> None:
-        met_s = self._barrier_s
-        self.log.segments.add(segment_row(self.index, batch, self.env.now - met_s, stop.operators, ended, met_s))
-
     def log_kv(self) -> None:
-        self.log.kv.add((self.env.now, self.index, self.kv.free_blocks, self._suspended_blocks))
+        self.log.kv.add((self.view.now_s, self.index, self.kv.free_blocks, self._suspended_blocks))
 
     def log_request(self, job: Job, finish_s: float, outcome: Outcome, reason: Reason | None = None) -> None:
-        """Writes down what became of a request, once, where it ended."""
         self.log.requests.add(request_row(self.index, job, finish_s, outcome, reason))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
-from flowsim.profile import BOUNDARIES, REDUCED, Dense, Profile
+from flowsim.profile import BOUNDARIES, REDUCED, Dense, Experts, Profile
 from flowsim.timeline import Iterations, Pass, Stops, Timeline
 
 __all__ = ["Decodes", "Exact", "LatencyModel", "Predictor", "Tokens"]
@@ -58,6 +59,7 @@ class LatencyModel:
         pass_tokens: a longer batch runs as several passes back to back.
         stops: the legal stops; each costs the profile's `check_s` (except REQUEST and PASS, which have none).
         decode_skew: what decodes of unequal context cost beyond equal ones (see `DECODE_SKEW`), 0 to 1.
+        ranks: instances that share a layer's experts evenly, each computing its share for the tokens of all.
 
     Raises:
         ValueError: a TP degree without data (those available are listed), or `pass_tokens` below 1.
@@ -71,6 +73,7 @@ class LatencyModel:
         pass_tokens: int = 8192,
         stops: Stops = Stops.REQUEST,
         decode_skew: float = DECODE_SKEW,
+        ranks: int = 1,
     ) -> None:
         if tp not in profile.dense:
             degrees = ", ".join(map(str, profile.tp_degrees))
@@ -85,10 +88,14 @@ class LatencyModel:
         self.pass_tokens = pass_tokens
         self.stops = stops
         self.decode_skew = decode_skew
+        self.ranks = ranks
         self._attention = profile.attention[tp]
-        experts = profile.experts.get(tp, ())
+        experts = [shared(one, ranks) for one in profile.experts.get(tp, ())]
+        self._curves = [one.curve for one in experts]
         self._experts = [
-            (one.expert_s * one.experts, 1.0 - one.experts_per_token / one.experts) for one in experts if one.expert_s
+            (one.expert_s * one.experts / ranks, 1.0 - one.experts_per_token / one.experts)
+            for one in experts
+            if one.expert_s
         ]
         curves = [*profile.dense[tp], *(one.curve for one in experts)]
         self._knots, self._lines = _merge(curves, profile.all_reduce[tp])
@@ -98,6 +105,10 @@ class LatencyModel:
         check_s = profile.check_s
         self._checks_s = tuple(check_s * (operator in stops.operators) for operator in range(5))
         self._whole: dict[int, Timeline] = {}
+        self._asked: tuple[Tokens, float, Decodes] | None = (
+            None  # the last one: who predicts a batch often runs it next
+        )
+        self._answer = Timeline(())
 
     @property
     def barrier_s(self) -> float:
@@ -106,7 +117,27 @@ class LatencyModel:
 
     def bound(self, *, pass_tokens: int, stops: Stops) -> LatencyModel:
         """The same hardware under an engine's pass size and a policy's stops."""
-        return LatencyModel(self.profile, self.tp, pass_tokens=pass_tokens, stops=stops, decode_skew=self.decode_skew)
+        skew, ranks = self.decode_skew, self.ranks
+        return LatencyModel(self.profile, self.tp, pass_tokens=pass_tokens, stops=stops, decode_skew=skew, ranks=ranks)
+
+    def exchange_s(self, own_tokens: int, tokens: int, link: tuple[float, float]) -> float:
+        """What a step of a group of ranks takes beyond a rank's own timeline: the others' tokens in its share of the
+        experts, and in each layer an all-gather of their hidden states and a reduce-scatter of the sums.
+
+        `tokens` are those of all ranks; `link` is (latency in s, bytes per s), `inf` for one without limit.
+        """
+        latency_s, bytes_per_s = link
+        moved_s = latency_s + 2.0 * self.profile.hidden_size * (tokens - own_tokens) / bytes_per_s
+        experts_s = self._experts_s(tokens) - self._experts_s(own_tokens)
+        return self.profile.layers * (experts_s + 2.0 * moved_s)
+
+    def _experts_s(self, tokens: int) -> float:
+        """One layer's experts on a rank, for the tokens of all ranks."""
+        seconds = 0.0
+        for one in self._curves:
+            start_s, slope_s = _line(one, tokens - 1)
+            seconds += start_s + slope_s * tokens
+        return seconds + sum(all_s * (1.0 - missed**tokens) for all_s, missed in self._experts)
 
     def timeline(self, tokens: Tokens, slowest: float = 1.0, decodes: Decodes = NO_DECODES) -> Timeline:
         """The timeline of a batch, split in order into passes of at most `pass_tokens` new tokens; decodes, if any,
@@ -117,6 +148,12 @@ class LatencyModel:
         """
         if len(tokens) == 1 and tokens[0][1] == 0 and slowest == 1.0 and decodes is NO_DECODES:
             return self.whole(tokens[0][0])
+        asked = (tokens, slowest, decodes)
+        if asked != self._asked:
+            self._asked, self._answer = asked, self._lay_out(tokens, slowest, decodes)
+        return self._answer
+
+    def _lay_out(self, tokens: Tokens, slowest: float, decodes: Decodes) -> Timeline:
         passes = _passes(tokens, self.pass_tokens)
         if decodes.sequences:
             rest = [self._pass(part, slowest) for part in passes[1:]]
@@ -269,6 +306,8 @@ class Exact:
 
     def batch_s(self, tokens: Tokens, decodes: Decodes = NO_DECODES) -> float:
         """The batch's timeline, plus `request_s`."""
+        if len(tokens) == 1 and tokens[0][1] == 0 and decodes is NO_DECODES:
+            return self.alone_s(tokens[0][0])
         if not tokens:
             return self.latency.iterations(decodes, 1).total_s + self._request_s
         return self.latency.timeline(tokens, 1.0, decodes).total_s + self._request_s
@@ -288,6 +327,16 @@ def _passes(tokens: Tokens, pass_tokens: int) -> list[list[tuple[int, int]]]:
             passes[-1].append((taken, cached))
             new, cached, room = new - taken, cached + taken, room - taken
     return passes
+
+
+def shared(experts: Experts, ranks: int) -> Experts:
+    """A rank's share of a layer's experts, as a curve in the tokens of all ranks: of n tokens n / ranks are its own."""
+    curve = experts.curve
+    if ranks == 1:
+        return experts
+    knots = tuple(knot * ranks for knot in curve.knots_tokens)
+    slopes = tuple(slope / ranks for slope in curve.slopes_s_per_token)
+    return replace(experts, curve=replace(curve, knots_tokens=knots, slopes_s_per_token=slopes))
 
 
 def _merge(dense: Sequence[Dense], all_reduce: Sequence[Dense]) -> tuple[list[int], list[list[tuple[float, float]]]]:

@@ -22,6 +22,8 @@ Columns = dict[str, npt.NDArray[Any]]
 class Ended(enum.Enum):
     """How a segment ended. `PASS`: the batch ended, but some of its prompts have tokens left. `CUT`: by the horizon."""
 
+    __hash__ = object.__hash__  # members are single objects; Enum's own hash is a call
+
     FINISHED = "finished"
     PAUSED = "paused"
     PASS = "pass"

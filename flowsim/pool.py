@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from flowsim.latency import LatencyModel
+from flowsim.latency import DECODE_SKEW, LatencyModel
 from flowsim.names import unknown
 from flowsim.policy import Policy
 from flowsim.profile import load_profile
@@ -19,67 +19,6 @@ __all__ = ["HERE", "Cluster", "Link", "Pool", "PrefillOnly"]
 
 MOST_INSTANCES = 10_000
 HERE = "here"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
-    """Equal instances; on its own a whole cluster, in which a request ends with its first token.
-
-    `kv_blocks` per instance (None: what GPU memory leaves beside the weights at `gpu_memory_fraction`) of
-    `block_tokens` tokens; at most `max_batches` batches running and suspended on an instance; a batch longer
-    than `pass_tokens` runs as several passes. `jitter_sigma` spreads the speed of each rank, drawn anew for each
-    batch as exp(sigma z) with z standard normal; a group takes what its slowest rank takes. `gpu` (as in
-    `load_profile`), `tp` and `policy` are the run's unless given.
-
-    `decode` says what follows a prefill: None, the request ends with its first token; `here`, it is decoded on the
-    same instance, up to `max_sequences` at a time, by a policy whose batches have decodes; or the name of the
-    cluster's pool that decodes it, to which its KV is moved.
-
-    Raises:
-        ValueError: a value out of its range.
-    """
-
-    instances: int = 1
-    kv_blocks: int | None = None
-    block_tokens: int = 16
-    gpu_memory_fraction: float = 0.9
-    max_batches: int = 128
-    pass_tokens: int = 8192
-    jitter_sigma: float = 0.0
-    gpu: str | None = None
-    tp: int | None = None
-    policy: Policy | None = None
-    decode: str | None = None
-    max_sequences: int | None = None
-    async_steps: int = 0
-
-    def __post_init__(self) -> None:
-        counts = ("instances", "kv_blocks", "block_tokens", "max_batches", "pass_tokens", "tp", "max_sequences")
-        for name in counts:
-            value = getattr(self, name)
-            if (value is not None or name not in ("kv_blocks", "tp", "max_sequences")) and not (
-                isinstance(value, int) and value >= 1
-            ):
-                raise ValueError(f"cluster.{name} is {value!r}; it must be a whole number, at least 1")
-        if self.instances > MOST_INSTANCES:
-            raise ValueError(f"cluster.instances is {self.instances}; at most {MOST_INSTANCES} are simulated at once")
-        if not 0.0 < self.gpu_memory_fraction <= 1.0:
-            raise ValueError(f"cluster.gpu_memory_fraction is {self.gpu_memory_fraction}; it must be within 0..1")
-        if not 0.0 <= self.jitter_sigma <= 1.0:
-            raise ValueError(f"cluster.jitter_sigma is {self.jitter_sigma}; it must be within 0..1")
-        if self.async_steps not in (0, 1):
-            raise ValueError(f"cluster.async_steps is {self.async_steps!r}; it must be 0 or 1")
-
-    def hardware(self, latency: LatencyModel) -> LatencyModel:
-        """The pool's GPUs, given those of the run."""
-        profile = latency.profile if self.gpu is None else load_profile(latency.profile.model, self.gpu)
-        if profile is latency.profile and self.tp in (None, latency.tp):
-            return latency
-        return LatencyModel(profile, self.tp or latency.tp)
-
-
-PrefillOnly = Pool
-"""`cluster=prefill_only`: one pool, whose requests end with their first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +40,93 @@ class Link:
             raise ValueError(f"cluster.link.latency_s is {self.latency_s}; it must be finite and at least 0")
         if not self.bytes_per_s > 0.0:
             raise ValueError(f"cluster.link.bytes_per_s is {self.bytes_per_s}; it must be above 0 (inf for no limit)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Equal instances; on its own a whole cluster, in which a request ends with its first token.
+
+    `kv_blocks` per instance (None: what GPU memory leaves beside the weights at `gpu_memory_fraction`) of
+    `block_tokens` tokens; at most `max_batches` batches running and suspended on an instance; a batch longer
+    than `pass_tokens` runs as several passes. `jitter_sigma` spreads the speed of each rank, drawn anew for each
+    batch as exp(sigma z) with z standard normal; a group takes what its slowest rank takes. `gpu` (as in
+    `load_profile`), `tp` and `policy` are the run's unless given.
+
+    `decode` says what follows a prefill: None, the request ends with its first token; `here`, it is decoded on the
+    same instance, up to `max_sequences` at a time, by a policy whose batches have decodes; or the name of the
+    cluster's pool that decodes it, to which its KV is moved. With `async_steps` 1 the next step is formed while one
+    runs. `prefix_cache` remembers KV blocks by the ids that the workload gives them, and whatever a sequence has
+    lost to the growth of others.
+
+    Of the hardware: `step_s`, seconds at the start of each pass (None: the profile's `pass_s`); `decode_skew` as in
+    `LatencyModel`; `collective`, the link between the GPUs of a group or the ranks of a pool (None: the profile's
+    all-reduces). With `expert_parallel` the instances are ranks of one data-parallel group: they share the experts,
+    and step together.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    instances: int = 1
+    kv_blocks: int | None = None
+    block_tokens: int = 16
+    gpu_memory_fraction: float = 0.9
+    max_batches: int = 128
+    pass_tokens: int = 8192
+    jitter_sigma: float = 0.0
+    gpu: str | None = None
+    tp: int | None = None
+    policy: Policy | None = None
+    decode: str | None = None
+    max_sequences: int | None = None
+    async_steps: int = 0
+    prefix_cache: bool = False
+    step_s: float | None = None
+    decode_skew: float = DECODE_SKEW
+    collective: Link | None = None
+    expert_parallel: bool = False
+
+    def __post_init__(self) -> None:
+        counts = ("instances", "kv_blocks", "block_tokens", "max_batches", "pass_tokens", "tp", "max_sequences")
+        for name in counts:
+            value = getattr(self, name)
+            if (value is not None or name not in ("kv_blocks", "tp", "max_sequences")) and not (
+                isinstance(value, int) and value >= 1
+            ):
+                raise ValueError(f"cluster.{name} is {value!r}; it must be a whole number, at least 1")
+        if self.instances > MOST_INSTANCES:
+            raise ValueError(f"cluster.instances is {self.instances}; at most {MOST_INSTANCES} are simulated at once")
+        if not 0.0 < self.gpu_memory_fraction <= 1.0:
+            raise ValueError(f"cluster.gpu_memory_fraction is {self.gpu_memory_fraction}; it must be within 0..1")
+        if not 0.0 <= self.jitter_sigma <= 1.0:
+            raise ValueError(f"cluster.jitter_sigma is {self.jitter_sigma}; it must be within 0..1")
+        if self.async_steps not in (0, 1):
+            raise ValueError(f"cluster.async_steps is {self.async_steps!r}; it must be 0 or 1")
+        if self.step_s is not None and not 0.0 <= self.step_s < math.inf:
+            raise ValueError(f"cluster.step_s is {self.step_s}; it must be finite and at least 0 (null: the profile's)")
+        if not 0.0 <= self.decode_skew <= 1.0:
+            raise ValueError(f"cluster.decode_skew is {self.decode_skew}; it must be within 0..1")
+        if self.expert_parallel and (self.collective is None or self.decode != HERE):
+            raise ValueError(
+                "cluster.expert_parallel needs cluster.collective, the link between ranks, and decode=here"
+            )
+
+    def hardware(self, latency: LatencyModel) -> LatencyModel:
+        """The pool's GPUs, given those of the run."""
+        profile = latency.profile if self.gpu is None else load_profile(latency.profile.model, self.gpu)
+        if self.collective is not None:
+            profile = profile.linked(self.collective.latency_s, self.collective.bytes_per_s)
+        if self.step_s is not None:
+            profile = replace(profile, pass_s=self.step_s)
+        engine = (self.tp or latency.tp, self.decode_skew, self.instances if self.expert_parallel else 1)
+        if profile is latency.profile and engine == (latency.tp, latency.decode_skew, latency.ranks):
+            return latency
+        tp, decode_skew, ranks = engine
+        return LatencyModel(profile, tp, decode_skew=decode_skew, ranks=ranks)
+
+
+PrefillOnly = Pool
+"""`cluster=prefill_only`: one pool, whose requests end with their first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

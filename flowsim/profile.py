@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -126,6 +126,7 @@ class Profile:
     kv_bytes_per_token: float
     max_context_tokens: int
     layers: int
+    hidden_size: int
     pass_s: float
     request_s: float
     check_s: float
@@ -160,6 +161,12 @@ class Profile:
     def tp_degrees(self) -> tuple[int, ...]:
         """The tensor-parallel degrees that the profile has data for."""
         return tuple(sorted(self.dense))
+
+    def linked(self, latency_s: float, bytes_per_s: float) -> Profile:
+        """The same GPUs over another link: an all-reduce is its latency, and 2 bytes of each token's hidden state."""
+        token_s = max(2.0 * self.hidden_size / bytes_per_s, 1e-15)
+        ends = tuple(Dense(f"all_reduce_{name}", name, latency_s, (), (token_s,), (1, 10**9)) for name in REDUCED)
+        return replace(self, all_reduce={tp: ends if tp > 1 else () for tp in self.dense})
 
 
 def available_profiles() -> dict[str, list[str]]:
@@ -248,6 +255,7 @@ class _Reader:
             kv_bytes_per_token=self.number(top, "kv_bytes_per_token", above=0.0),
             max_context_tokens=self.whole(top, "max_context_tokens"),
             layers=self.whole(shapes, "layers", "shapes."),
+            hidden_size=self.whole({"hidden_size": 1, **shapes}, "hidden_size", "shapes."),
             dense=several("dense"),
             attention=single("attention"),
             all_reduce=several("all_reduce"),

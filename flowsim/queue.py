@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -36,6 +36,7 @@ Order = Callable[[Any, Any], Any]
 """`order(work, view) -> key`: any value that compares, smallest first."""
 Ranked = tuple[Any, int, W]
 """A piece of work behind what it is sorted by: its key in an order, and its id."""
+MOST_ASIDE = 16
 _WORK: Callable[[Ranked[Any]], Any] = itemgetter(2)
 
 
@@ -96,7 +97,7 @@ class JobQueue(Generic[W]):
         """The first in an order with its rank: (key, id, work); None where the queue is empty."""
         if len(self._work) > 1:
             index = self._indexed(order)
-            return min(self._ranked(order)) if index is None else index.ranked()[0]
+            return min(self._ranked(order)) if index is None else index.front()
         return next(self._ranked(order), None)
 
     def _ranked(self, order: Order) -> Iterator[Ranked[W]]:
@@ -122,34 +123,52 @@ class JobQueue(Generic[W]):
         number = work.id
         del self._work[number]
         for index in self._index.values():
-            if index.unfiled.pop(number, None) is None:
-                index.remove(number)
+            index.remove(number)
 
 
 class _Index(Generic[W]):
     """A sorted cache for one order. Its answers depend on the queue's contents and the view's time only.
 
-    Work is filed when somebody looks, so what comes and goes through an otherwise empty queue is never filed.
+    Work gets its key when somebody looks, so what comes and goes through an otherwise empty queue never has one. The
+    latest few are kept aside unsorted: of a short queue it is cheaper to look at all than to keep it sorted.
     """
 
-    __slots__ = ("_filed", "_flips", "_flips_s", "_order", "_ranked", "_read_s", "_view", "unfiled")
+    __slots__ = ("_aside", "_flips", "_flips_s", "_order", "_read_s", "_sorted", "_sorted_by_id", "_view", "unfiled")
 
     def __init__(self, order: Order, view: Clock) -> None:
         self._order = order
         self._flips_s: Callable[[W, Clock], float] = order.flips_s  # type: ignore[attr-defined]
         self._view = view
-        self._ranked: Any = SortedList()  # of Ranked; ids differ, so work is never compared
-        self._filed: dict[int, Ranked[W]] = {}
-        self.unfiled: dict[int, W] = {}
+        self.unfiled: dict[int, W] = {}  # work without a key
+        self._aside: dict[int, Ranked[W]] = {}
+        self._sorted: Any = SortedList()  # of Ranked; ids differ, so work is never compared
+        self._sorted_by_id: dict[int, Ranked[W]] = {}
         self._flips: list[tuple[float, int]] = []  # a heap; entries of work that left or flipped are skipped
         self._read_s = -math.inf
 
     def remove(self, number: int) -> None:
-        """Takes filed work out."""
-        self._ranked.remove(self._filed.pop(number))
+        """Takes work out."""
+        if self.unfiled.pop(number, None) is None and self._aside.pop(number, None) is None:
+            self._sorted.remove(self._sorted_by_id.pop(number))
 
-    def ranked(self) -> Any:
-        """The sorted list of (key, id, work), as of the view's time."""
+    def front(self) -> Ranked[W]:
+        """The first of all, as of the view's time."""
+        self._file()
+        if not self._sorted_by_id:
+            return min(self._aside.values())
+        first: Ranked[W] = self._sorted[0]
+        return min(first, *self._aside.values()) if self._aside else first
+
+    def ranked(self) -> Iterable[Ranked[W]]:
+        """All in order, as of the view's time."""
+        self._file()
+        if not self._sorted_by_id:
+            return sorted(self._aside.values())
+        self._sort()
+        return self._sorted  # type: ignore[no-any-return]
+
+    def _file(self) -> None:
+        """Brings the keys up to the view's time."""
         now_s, flips = self._view.now_s, self._flips
         if now_s < self._read_s:
             self._unfile()
@@ -158,28 +177,36 @@ class _Index(Generic[W]):
             self._flip(heapq.heappop(flips)[1])
         if self.unfiled:
             for work in self.unfiled.values():
-                self._file(work)
+                self._rank(work)
             self.unfiled.clear()
-        return self._ranked
+            if len(self._aside) > MOST_ASIDE:
+                self._sort()
 
-    def _file(self, work: W) -> None:
+    def _rank(self, work: W) -> None:
         view = self._view
-        ranked = self._filed[work.id] = (self._order(work, view), work.id, work)
-        self._ranked.add(ranked)
+        self._aside[work.id] = (self._order(work, view), work.id, work)
         flips_s = self._flips_s(work, view)
         if view.now_s < flips_s < math.inf:
             heapq.heappush(self._flips, (flips_s, work.id))
 
+    def _sort(self) -> None:
+        """Files what is aside."""
+        self._sorted.update(self._aside.values())
+        self._sorted_by_id |= self._aside
+        self._aside.clear()
+
     def _flip(self, number: int) -> None:
-        """Files work under its later key; work that left, or came back since, is filed right already."""
-        if number in self._filed:
-            work = self._filed[number][2]
+        """Gives work its later key; work that left, or came back since, has the right one already."""
+        ranked = self._aside.get(number) or self._sorted_by_id.get(number)
+        if ranked is not None:
             self.remove(number)
-            self._file(work)
+            self._rank(ranked[2])
 
     def _unfile(self) -> None:
         """Forgets all keys, where a caller reads an earlier time than before."""
-        self.unfiled |= {number: ranked[2] for number, ranked in self._filed.items()}
-        self._ranked.clear()
-        self._filed.clear()
+        for ranked in (*self._aside.values(), *self._sorted):
+            self.unfiled[ranked[1]] = ranked[2]
+        self._aside.clear()
+        self._sorted.clear()
+        self._sorted_by_id.clear()
         self._flips.clear()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from flowsim.core import Batch, Job, Outcome, Reason
-from flowsim.log import Ended
+from flowsim.log import Ended, Log
 
-__all__ = ["request_row", "segment_row"]
+__all__ = ["held_by", "log_unfinished", "request_row", "segment_row"]
 
 _OUTCOMES = {outcome: float(place) for place, outcome in enumerate(Outcome)}
 _REASONS = {reason: float(place) for place, reason in enumerate(Reason)}
@@ -32,3 +33,24 @@ def request_row(instance: int, job: Job, finish_s: float, outcome: Outcome, reas
         math.nan if reason is None else _REASONS[reason], instance if job.run_step >= 0 else math.nan,
         job.cached_tokens, job.evictions, job.recomputed_tokens,
     )  # fmt: skip
+
+
+def held_by(batch: Batch | None) -> list[Job]:
+    """The members of a batch."""
+    return [] if batch is None else [*(job for job, _ in batch.parts), *batch.decodes]
+
+
+def log_unfinished(
+    log: Log, instance: int, running: Batch | None, suspended: Iterable[Batch], now_s: float, jobs: Iterable[Job]
+) -> None:
+    """An instance stops now: its running segment is cut, and `jobs` and the members of suspended batches do not end."""
+    if running is not None and running.since_s < now_s:
+        end_s = min(now_s, running.since_s + running.timeline.total_s - running.done_s)
+        log.segments.add(segment_row(instance, running, end_s, running.operators, Ended.CUT))
+    left = {job.id: job for job in jobs}
+    for batch in suspended:
+        for job in held_by(batch):
+            job.suspended_s += now_s - batch.suspended_at_s
+            left[job.id] = job
+    for job in left.values():
+        log.requests.add(request_row(instance, job, math.nan, Outcome.UNFINISHED, None))

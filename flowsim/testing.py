@@ -60,6 +60,7 @@ def toy_latency(
         kv_bytes_per_token=1.0,
         max_context_tokens=10**9,
         layers=layers,
+        hidden_size=1,
         dense={1: tuple(dense)},
         attention={1: attention},
         all_reduce={1: ()},

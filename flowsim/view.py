@@ -104,8 +104,9 @@ class InstanceView:
         A job takes the blocks of its whole prompt when its prefill starts, and keeps them between chunks; one whose
         prefill was done elsewhere takes those of its context when it joins the decodes, if it has not come with them.
         """
-        under_way = len(self.suspended) + (self.running is not None)
-        if under_way >= self.max_batches or self.blocks(parts, decodes) > self._kv.free_blocks:
+        if self.blocks(parts, decodes) > self._kv.free_blocks:
+            return False
+        if len(self.suspended) + (self.running is not None) >= self.max_batches:
             return False
         return self.max_sequences == math.inf or self.sequences + self._joining(parts, decodes) <= self.max_sequences
 

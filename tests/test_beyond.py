@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -10,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import checked, toy_latency, workload
 
-from flowsim import ComposedPolicy, LatencyModel, load_profile, simulate
+from flowsim import ComposedPolicy, LatencyModel, PrefillOnly, Request, load_profile, simulate
+from flowsim.check import check_result
 from flowsim.config import compose, make
 from flowsim.feasible import FeasibleSet, JointDeadline, feasible_set
+from flowsim.feasible_routing import FeasibleRouting
 from flowsim.predictor import Noisy
 from flowsim.rivals import Graceful, TimeBudget
+from flowsim.router import LeastWork, RoundRobin
 from flowsim.testing import check_policy, make_job, make_view
 from flowsim.workload import mixed
 
@@ -146,6 +150,17 @@ def test_more_requests_are_on_time_than_with_flowprefill_near_saturation():
     assert min(gained) > 0.0
 
 
+@pytest.mark.parametrize("sigma", [0.3, 1.5])
+def test_predictions_however_wrong_do_no_more_than_cost_attainment(sigma):
+    requests = mixed(rate_rps=13.0, num_requests=300, seed=5)
+    predictor = functools.partial(Noisy, sigma=sigma, bias=-0.5, seed=1)
+    for router in (RoundRobin(), FeasibleRouting()):
+        cluster = PrefillOnly(instances=2)
+        policy = shipped("feasible_set")
+        result = simulate(requests, policy=policy, latency=A100, predictor=predictor, cluster=cluster, router=router)
+        check_result(result, A100)
+
+
 # ---------------------------------------------------------------- joint deadlines
 
 
@@ -260,3 +275,40 @@ def test_a_cautious_predictor_answers_a_quantile_of_what_the_truth_may_be():
     assert late == pytest.approx(0.1, abs=0.03)
     with pytest.raises(ValueError, match="quantile"):
         Noisy(A100, quantile=1.0)
+
+
+# ---------------------------------------------------------------- routing by feasible sets
+
+
+def test_feasible_routing_sends_a_request_where_nobody_else_becomes_late():
+    # Instance 0 has 30 s due at 31, instance 1 has 40 s due at 100. A request of 5 s due at 20 breaks the first.
+    requests = workload((0.0, 30, 31.0), (0.0, 40, 100.0), (1.0, 5, 19.0))
+    policy = shipped("feasible_set", "stops=operator")
+    chosen = {}
+    for name, router in (("least", LeastWork()), ("feasible", FeasibleRouting())):
+        result = simulate(requests, policy=policy, latency=SECOND, cluster=PrefillOnly(instances=2), router=router)
+        check_result(result, SECOND)
+        chosen[name] = (result.requests.prefill_instance.tolist(), int(result.requests.met_slo.sum()))
+    assert chosen == {"least": ([0, 1, 0], 2), "feasible": ([0, 1, 1], 3)}
+
+
+def test_feasible_routing_without_slos_is_least_work():
+    requests = [Request(id=n, arrival_s=0.1 * n, prompt_tokens=10 + 7 * (n % 5)) for n in range(40)]
+    routed = [
+        simulate(requests, policy=shipped("fcfs"), latency=SECOND, cluster=PrefillOnly(instances=3), router=router)
+        for router in (LeastWork(), FeasibleRouting())
+    ]
+    assert routed[0].tables["requests"]["prefill_instance"].tolist() == (
+        routed[1].tables["requests"]["prefill_instance"].tolist()
+    )
+
+
+def test_feasible_routing_beats_round_robin_near_saturation():
+    met = {}
+    requests = mixed(rate_rps=52.0, num_requests=1200, seed=1)
+    for name, router in (("round robin", RoundRobin()), ("feasible", FeasibleRouting())):
+        cluster = PrefillOnly(instances=4)
+        result = simulate(requests, policy=shipped("feasible_set"), latency=A100, cluster=cluster, router=router)
+        check_result(result, A100)
+        met[name] = result.summary()["attainment"]
+    assert met["feasible"] > met["round robin"]

@@ -154,6 +154,23 @@ def test_ctrl_c_ends_the_simulation_and_what_it_has_is_written_and_marked_as_par
     check_result(result)
 
 
+def test_nothing_slow_is_imported_for_a_command_that_does_not_need_it(tmp_path):
+    """Half a second each: they are why a short run without figures starts at once."""
+    listing = "import sys; from flowsim.__main__ import main\ntry: main()\nexcept SystemExit: pass\n"
+    listing += "print('imported', *sys.modules)"
+    for arguments, unneeded in (
+        (["--help"], {"hydra", "pandas", "matplotlib", "scipy", "rich", "joblib"}),
+        (["workload.num_requests=50", "report=none"], {"pandas", "matplotlib", "scipy", "joblib", "plotly"}),
+        (["workload.num_requests=50"], {"pandas", "scipy", "joblib", "matplotlib.pyplot", "plotly"}),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", listing, *arguments], cwd=tmp_path, text=True, capture_output=True, check=True,
+            env={**os.environ, "PYTHONPATH": IMPORTED_FROM},
+        )  # fmt: skip
+        imported = set(done.stdout.rsplit("imported ", 1)[1].split())
+        assert not imported & unneeded, arguments
+
+
 def test_help_lists_what_can_be_chosen(tmp_path):
     (ran,) = run(tmp_path, "--help")
     assert ran.code == 0

@@ -65,17 +65,20 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [one for one in PAGES if one.stem != "troubleshooting"], ids=lambda page: page.stem)
-def test_each_command_of_a_page_runs_and_so_does_the_quickstarts_python(page, tmp_path, monkeypatch, capsys):
+def test_each_command_of_a_page_runs_and_so_does_the_python_of_those_that_teach(page, tmp_path, monkeypatch, capsys):
     text = page.read_text(encoding="utf-8")
     for command in filter(lambda one: not elsewhere(one), commands(text)):
         done = run(command, tmp_path)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         assert "Traceback" not in done.stderr, command
-    if page.stem == "quickstart":
+    if page.stem in ("quickstart", "figures"):
         monkeypatch.chdir(tmp_path)
         for kind, block in FENCED.findall(text):
             if kind == "python":
                 exec(block, {})
+    if page.stem == "figures":
+        assert (tmp_path / "attainment.pdf").read_bytes().startswith(b"%PDF")
+    if page.stem == "quickstart":
         assert len([line for line in capsys.readouterr().out.splitlines() if line[:2] in ("0 ", "1 ", "2 ")]) == 3
         assert (tmp_path / "ttft.pdf").stat().st_size > 1000
 

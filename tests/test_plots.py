@@ -85,9 +85,10 @@ def test_everything_drawn_lies_inside_its_figure_and_axes_say_what_they_show(kin
 def test_lines_are_means_over_seeds_with_their_intervals():
     figure = plots.parameter(table(), "rate_rps", "ttft_s")
     (container,) = figure.axes[0].containers
+    (line,) = [one for one in figure.axes[0].lines if one.get_marker() == "o"]
     means = table().groupby("rate_rps").ttft_s.mean()
-    assert container.lines[0].get_xdata().tolist() == means.index.tolist()
-    assert container.lines[0].get_ydata().tolist() == pytest.approx(means.tolist())
+    assert line.get_xdata().tolist() == means.index.tolist()
+    assert line.get_ydata().tolist() == pytest.approx(means.tolist())
     spread = table().groupby("rate_rps").ttft_s.agg(["std", "count"])
     from scipy.stats import t
 
@@ -104,6 +105,17 @@ def test_one_row_per_point_brings_its_own_interval():
     (container,) = figure.axes[0].containers
     lengths = [part[1][1] - part[0][1] for part in container.lines[2][0].get_segments()]
     assert lengths == pytest.approx([0.3] * 4)
+
+
+def test_an_interval_wider_than_the_axis_leaves_the_figure_whole():
+    wild = pd.DataFrame({"policy": "x", "rate_rps": [1, 1, 2, 2], "attainment": [0.2, 0.9, 0.1, 0.8]})
+    figure = plots.attainment(wild)  # two seeds: the 95 % interval is some thirteen standard errors long
+    with plots.style():
+        figure.draw_without_rendering()
+    box = figure.axes[0].get_position()
+    assert box.width > 0.5
+    assert box.height > 0.4
+    assert figure.axes[0].get_ylim() == (0.0, 1.0)
 
 
 def test_the_strictest_scale_that_meets_the_target_is_marked():
@@ -194,10 +206,9 @@ def test_a_request_that_no_schedule_could_have_served_in_time_is_not_the_worst_b
 
 def test_the_gpus_row_is_as_full_as_the_gpu_was():
     result = run()
-    bars = [bar for bar in plots.timeline(result, (-1.0, 1e6)).axes[0].patches if round(bar.get_y() + 0.4, 6) == 0.0]
-    assert sum(bar.get_width() for bar in bars) == pytest.approx(
-        result.summary()["utilisation"] * result.summary()["simulated_s"]
-    )
+    row = plots.timeline(result, (-1.0, 1e6)).axes[0].collections[0]
+    widths = [float(path.vertices[:, 0].max() - path.vertices[:, 0].min()) for path in row.get_paths()]
+    assert sum(widths) == pytest.approx(result.summary()["utilisation"] * result.summary()["simulated_s"])
 
 
 def test_a_window_that_is_empty_is_refused():

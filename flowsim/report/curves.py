@@ -134,10 +134,12 @@ def _panels(
 
 
 def _line(axes: Axes, one: Series, x: Sequence[float], look: Look) -> None:
-    axes.errorbar(
-        x, one.y, yerr=one.reach if one.reach.any() else None, color=look.colour, linestyle=look.line,
-        marker=look.marker, markeredgecolor="white", markeredgewidth=0.4, elinewidth=0.8, label=plain(str(one.name)),
-        clip_on=False, zorder=3,
+    name = plain(str(one.name))
+    if one.reach.any():
+        axes.errorbar(x, one.y, yerr=one.reach, fmt="none", ecolor=look.colour, elinewidth=0.8)
+    axes.plot(
+        x, one.y, color=look.colour, linestyle=look.line, marker=look.marker, markeredgecolor="white",
+        markeredgewidth=0.4, label=name, clip_on=False, zorder=3,
     )  # fmt: skip
 
 

@@ -88,7 +88,9 @@ def _timeline(
     if title:
         figure.suptitle(title, fontsize=8, x=0.01, ha="left")
     axes = figure.subplots()
-    _gpu(axes, busy(result.tables).at(instance), requests, styles, window_s)
+    ran = busy(result.tables).at(instance)
+    ran = Intervals(*(column[(ran.end_s > window_s[0]) & (ran.start_s < window_s[1])] for column in ran))
+    _gpu(axes, ran, requests, styles)
     for place, request in enumerate(shown, start=1):
         if request in wanted[:1]:
             axes.axhspan(place - 0.5, place + 0.5, color=MARK, zorder=0)
@@ -101,7 +103,7 @@ def _timeline(
     more = f" ({others} more {'wait' if others > 1 else 'waits'} or run meanwhile)" if others else ""
     axes.set(xlim=window_s, ylim=(len(shown) + 0.6, -0.6), xlabel=f"time [s]{more}")
     axes.grid(axis="y", visible=False)
-    _legend(figure, [*dict.fromkeys(requests["slo_class"][shown].tolist())], styles)
+    _legend(figure, sorted(set(requests["slo_class"][[*shown, *ran.request.tolist()]].tolist())), styles)
     return figure
 
 
@@ -123,22 +125,23 @@ def _shown(
     return sorted(there[rank].tolist()), max(0, len(there) - rows)
 
 
-def _gpu(axes: Axes, ran: Intervals, requests: Columns, styles: dict[Any, Look], window_s: tuple[float, float]) -> None:
-    inside = (ran.end_s > window_s[0]) & (ran.start_s < window_s[1])
-    for start_s, end_s, request in zip(ran.start_s[inside], ran.end_s[inside], ran.request[inside], strict=True):
-        colour = styles[requests["slo_class"][request]].colour
-        axes.barh(0, end_s - start_s, left=start_s, height=0.8, color=colour, edgecolor="white", linewidth=0.4)
+def _gpu(axes: Axes, ran: Intervals, requests: Columns, styles: dict[Any, Look]) -> None:
+    stretches = np.column_stack([ran.start_s, ran.end_s - ran.start_s])
+    colours = [styles[name].colour for name in requests["slo_class"][ran.request].tolist()]
+    axes.broken_barh(stretches.tolist(), (-0.4, 0.8), color=colours, edgecolor="white", linewidth=0.4)
 
 
 def _row(axes: Axes, place: int, story: Story, requests: Columns, look: Look) -> None:
     """One request: a thin bar while it waits, a full one while it runs, a hatched one while it is paused."""
-    kinds: dict[str, dict[str, Any]] = {
-        "waiting": {"height": 0.14, "color": "0.6"},
-        "running": {"height": 0.72, "color": look.colour},
-        "suspended": {"height": 0.5, "facecolor": "white", "edgecolor": look.colour, "hatch": "////", "linewidth": 0.5},
+    kinds: dict[str, tuple[float, dict[str, Any]]] = {
+        "waiting": (0.14, {"color": "0.6"}),
+        "running": (0.72, {"color": look.colour}),
+        "suspended": (0.5, {"facecolor": "white", "edgecolor": look.colour, "hatch": "////", "linewidth": 0.5}),
     }
-    for spell in story.spells:
-        axes.barh(place, spell.length_s, left=spell.start_s, **kinds[spell.state])
+    for state, (height, shown) in kinds.items():
+        stretches = [(spell.start_s, spell.length_s) for spell in story.spells if spell.state == state]
+        if stretches:
+            axes.broken_barh(stretches, (place - height / 2, height), **shown)
     row = story.request
     arrival_s, first_s = float(requests["arrival_s"][row]), float(requests["first_token_s"][row])
     due_s = arrival_s + float(requests["ttft_slo_s"][row])

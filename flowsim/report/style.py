@@ -134,19 +134,16 @@ def figure_of(width_in: float, aspect: float, title: str = "") -> Figure:
 
 def legend_above(figure: Figure, title: str = "") -> None:
     """The legend of the first axes in rows above all of them, under the title; the figure grows by its height."""
-    from matplotlib.container import ErrorbarContainer
-
     handles, names = figure.axes[0].get_legend_handles_labels()
     if not names:
         return
-    lines = [handle.lines[0] if isinstance(handle, ErrorbarContainer) else handle for handle in handles]
     widest = max(len(line) for name in names for line in name.split("\n"))
     room = max(1, int(figure.get_figwidth() * 15 / (widest + 8)))
     rows = ceil(len(names) / room)
     lines_high = rows * max(name.count("\n") + 1 for name in names) + bool(title)
     figure.set_figheight(figure.get_figheight() + 0.15 * lines_high)
     figure.legend(
-        lines, names, loc="outside upper center", ncols=ceil(len(names) / rows), columnspacing=1.2,
+        handles, names, loc="outside upper center", ncols=ceil(len(names) / rows), columnspacing=1.2,
         title=title or None, title_fontsize=8,
     )  # fmt: skip
 

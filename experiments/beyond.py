@@ -1,0 +1,294 @@
+"""How far each policy is from the best possible: `python -m experiments.beyond` (fifteen minutes on two idle cores).
+
+Llama-3-8B on A100s. Writes a table of each study to `outputs/beyond/`, where finished runs are kept, so that a second
+call goes on with what is missing; `python -m experiments.beyond --write` only turns those tables into
+`docs/beyond.md` and its figures. Goodput is the highest rate at which 90 % of all requests meet their TTFT SLO.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import flowsim
+from flowsim import LatencyModel, load_profile
+from flowsim.bound import BATCHINGS, goodput_bound
+from flowsim.config import build, compose
+from flowsim.explain import explain, misses_by_cause
+
+FOLDER = Path("outputs") / "beyond"
+JOBS = 2
+SEEDS = (0, 1)
+HEADLINE_SEEDS = (0, 1, 2, 3, 4)
+NUM_REQUESTS = 1000
+HEADLINE_REQUESTS = 2000
+FOUR_REQUESTS = 2000  # of four instances together
+
+SCENARIOS: dict[str, list[str]] = {
+    "Poisson": [],
+    "CV 2": ["workload.arrivals={gamma: {cv: 2}}"],
+    "CV 3": ["workload.arrivals={gamma: {cv: 3}}"],
+    "chat-heavy": ["workload.shares={text: 0.9, image: 0.08, search: 0.015, file: 0.005}"],
+    "long-heavy": ["workload.shares={text: 0.4, image: 0.05, search: 0.4, file: 0.15}"],
+    "Azure conv": ["workload=azure_conv"],
+    "Mooncake": ["workload=mooncake"],
+}
+POLICIES: dict[str, dict[str, Any]] = {
+    "chunked 2k, S-EDF": {"policy": "chunked_sedf"},
+    "chunked 100 ms, S-EDF": {"policy": "chunked_adaptive"},
+    "slack fraction": {"policy": "slack_fraction"},
+    "FlowPrefill": {"policy": "flowprefill"},
+    "FlowPrefill, layer stops": {"policy": "layer_sedf"},
+    "feasible set": {"policy": "feasible_set"},
+}
+HEADLINE: dict[str, dict[str, Any]] = {
+    "FlowPrefill": {"policy": "flowprefill"},
+    "FlowPrefill, layer stops": {"policy": "layer_sedf"},
+    "feasible set, operator stops": {"policy": "feasible_set", "policy.stops": "operator"},
+    "feasible set": {"policy": "feasible_set"},
+}
+FEW = {name: POLICIES[name] for name in ("FlowPrefill", "FlowPrefill, layer stops", "feasible set")}
+SCALES = (0.5, 2.0)
+SIGMAS = (0.2, 0.4)
+CAUTIOUS: dict[str, dict[str, Any]] = {
+    "FlowPrefill, layer stops": {"policy": "layer_sedf"},
+    "the same, 80 % quantile": {"policy": "layer_sedf", "predictor.quantile": 0.8},
+    "feasible set": {"policy": "feasible_set"},
+    "feasible set, 80 % quantile": {"policy": "feasible_set", "predictor.quantile": 0.8},
+}
+FAIR: dict[str, dict[str, Any]] = {
+    "FlowPrefill, layer stops": {"policy": "layer_sedf"},
+    "graceful (second deadline at 3 SLOs)": {"policy": "graceful"},
+    "feasible set": {"policy": "feasible_set"},
+    "feasible set, search x3, file x4": {"policy": "feasible_set", "policy.weights": {"search": 3.0, "file": 4.0}},
+}
+ROUTERS = ("round_robin", "least_work", "feasible_routing")
+SUSPENDED_S = (math.inf, 5.0, 1.0, 0.2, 0.05)
+SUSPENSION_RPS = (6.0, 10.0)
+
+MISSES: dict[str, list[str]] = {
+    "FlowPrefill": ["policy=flowprefill"],
+    "FlowPrefill, layer stops": ["policy=layer_sedf"],
+    "feasible set": ["policy=feasible_set"],
+}
+MISSES_RPS = 14.0
+
+MODEL = LatencyModel(load_profile("llama3-8b", "a100"))
+Cells = list[dict[str, Any]]
+
+
+# ---------------------------------------------------------------- running
+
+
+def run_all(folder: Path) -> None:
+    """Every study that has no table yet, each table written as soon as it is there, and the seconds they took."""
+    folder.mkdir(parents=True, exist_ok=True)
+    times = folder / "run_times.csv"
+    for name, study in STUDIES.items():
+        if (folder / f"{name}.csv").exists():
+            continue
+        print(name, file=sys.stderr, flush=True)
+        began_s = perf_counter()
+        study(folder).to_csv(folder / f"{name}.csv", index=False)
+        row = pd.DataFrame([{"study": name, "seconds": perf_counter() - began_s}])
+        row.to_csv(times, mode="a", index=False, header=not times.exists())
+
+
+def searched(
+    overrides: Sequence[str],
+    cells: Mapping[str, dict[str, Any]],
+    folder: Path,
+    requests: int = NUM_REQUESTS,
+    **more: Any,
+) -> pd.DataFrame:
+    """Goodput of each named cell, and the attainment of its classes at that rate."""
+    seeds = more.pop("seeds", SEEDS)
+    found = flowsim.goodput(
+        [f"workload.num_requests={requests}", *overrides],
+        list(cells.values()),
+        seeds=seeds,
+        folder=folder / "runs",
+        jobs=JOBS,
+        precision=0.015,
+        low_rps=0.2,
+        start_rps=more.pop("start_rps", 10.0),
+        **more,
+    )
+    table, runs = found.table, found.evaluations
+    keys = sorted({key for cell in cells.values() for key in cell})
+    rows = []
+    for place, name in enumerate(cells):
+        row = table.iloc[place]
+        own = runs[(runs[keys].astype(str) == row[keys].astype(str)).all(axis=1)]
+        at_best = own[np.isclose(own["workload.rate_rps"], row.goodput_rps)]
+        classes = [column for column in runs.columns if column.startswith("attainment_by_class.")]
+        means = {column.rpartition(".")[2]: at_best[column].mean() for column in classes}
+        decision_us = 1e6 * (at_best["scheduler.wall_s"] / at_best["scheduler.decisions"]).mean()
+        rows.append(
+            {"policy": name, "goodput_rps": row.goodput_rps, "attained": row.attained, "decision_us": decision_us}
+            | means
+        )
+    return pd.DataFrame(rows)
+
+
+def headline(folder: Path) -> pd.DataFrame:
+    """Goodput seed by seed, so that policies can be paired."""
+    tables = [
+        searched(SCENARIOS[scenario], HEADLINE, folder, HEADLINE_REQUESTS, seeds=(seed,)).assign(
+            scenario=scenario, seed=seed
+        )
+        for scenario in ("Poisson", "CV 2")
+        for seed in HEADLINE_SEEDS
+    ]
+    return pd.concat(tables)
+
+
+def scenarios(folder: Path) -> pd.DataFrame:
+    return pd.concat([searched(o, POLICIES, folder).assign(scenario=name) for name, o in SCENARIOS.items()])
+
+
+def scales(folder: Path) -> pd.DataFrame:
+    """Tighter and looser SLOs."""
+    return pd.concat(
+        [searched([f"workload.slo_scale={scale}"], FEW, folder).assign(slo_scale=scale) for scale in SCALES]
+    )
+
+
+def errors(folder: Path) -> pd.DataFrame:
+    """A predictor that errs."""
+    return pd.concat(
+        [
+            searched(["predictor=noisy", f"predictor.sigma={sigma}"], CAUTIOUS, folder).assign(sigma=sigma)
+            for sigma in SIGMAS
+        ]
+    )
+
+
+def checks(folder: Path) -> pd.DataFrame:
+    """What checks cost: the ceiling of any adaptive granularity is operator stops whose checks cost nothing."""
+    free = LatencyModel(replace(load_profile("llama3-8b", "a100"), check_s=0.0))
+    cells = {
+        "FlowPrefill, free checks": {"policy": "flowprefill", "latency": free},
+        "feasible set, operator stops, free checks": {
+            "policy": "feasible_set", "policy.stops": "operator", "latency": free
+        },
+    }  # fmt: skip
+    tables = [
+        searched([], {name: cell}, folder, HEADLINE_REQUESTS, seeds=(seed,)).assign(seed=seed)
+        for name, cell in cells.items()
+        for seed in SEEDS
+    ]
+    return pd.concat(tables)
+
+
+def fairness(folder: Path) -> pd.DataFrame:
+    """The highest rate at which every class has its 90 %."""
+    overall = searched([], FAIR, folder).set_index("policy")
+    each = searched([], FAIR, folder, per_class=True).set_index("policy")
+    return overall.assign(per_class_rps=each.goodput_rps).reset_index()
+
+
+def suspension(folder: Path) -> pd.DataFrame:
+    """FlowPrefill with a bound on how long a batch may be suspended."""
+    found = flowsim.sweep(
+        [f"workload.num_requests={HEADLINE_REQUESTS}", "policy=flowprefill"],
+        {"workload.rate_rps": SUSPENSION_RPS, "policy.max_suspend_s": SUSPENDED_S},
+        seeds=HEADLINE_SEEDS,
+        folder=folder / "runs",
+        jobs=JOBS,
+    )
+    keys = ["workload.rate_rps", "policy.max_suspend_s"]
+    figures = [
+        "attainment", "ttft_s.mean", "ttft_s.p99", "suspended_s.max",
+        *(column for column in found.columns if column.startswith("attainment_by_class.")),
+    ]  # fmt: skip
+    return found.groupby(keys, sort=False)[figures].mean().reset_index()
+
+
+def instances(folder: Path) -> pd.DataFrame:
+    """Four instances behind each router."""
+    cells = {
+        f"{name}, {router}": {**policy, "router": router}
+        for name, policy in FEW.items()
+        if name != "FlowPrefill"
+        for router in ROUTERS
+    }
+    return searched(["cluster.instances=4"], cells, folder, FOUR_REQUESTS, start_rps=44.0)
+
+
+def bounds(_folder: Path) -> pd.DataFrame:
+    """The goodput that no schedule can exceed, of each scenario, SLO scale and number of instances."""
+    cases = {name: (overrides, 1, NUM_REQUESTS) for name, overrides in SCENARIOS.items()}
+    cases |= {f"SLO x {scale:g}": ([f"workload.slo_scale={scale}"], 1, NUM_REQUESTS) for scale in SCALES}
+    cases["4 instances"] = ([], 4, FOUR_REQUESTS)
+    jobs = [
+        (name, overrides, count, requests, batching, seed)
+        for name, (overrides, count, requests) in cases.items()
+        for batching in BATCHINGS
+        for seed in SEEDS
+    ]
+    with ProcessPoolExecutor(JOBS) as pool:
+        rows = list(pool.map(_bound, *zip(*jobs, strict=True)))
+    table = pd.DataFrame(rows, columns=["scenario", "batching", "goodput_rps"])
+    return table.groupby(["scenario", "batching"], sort=False).mean().reset_index()
+
+
+def _bound(
+    name: str, overrides: Sequence[str], count: int, requests: int, batching: str, seed: int
+) -> tuple[str, str, float]:
+    config = compose([*overrides, f"workload.num_requests={requests}", f"seed={seed}"])
+
+    def workload(rate_rps: float) -> Sequence[flowsim.Request]:
+        config.workload.rate_rps = rate_rps
+        found = build(config).requests
+        assert isinstance(found, Sequence)
+        return found
+
+    start_rps = 15.0 * count
+    return (
+        name,
+        batching,
+        goodput_bound(workload, MODEL, instances=count, batching=batching, start_rps=start_rps, tolerance=0.01),
+    )
+
+
+def misses(_folder: Path) -> pd.DataFrame:
+    """Why requests missed, by policy, at one rate."""
+    rows = []
+    for name, overrides in MISSES.items():
+        config = compose([*overrides, f"workload.rate_rps={MISSES_RPS}", f"workload.num_requests={HEADLINE_REQUESTS}"])
+        counts = misses_by_cause(explain(build(config).run()))
+        rows += [(name, cause, sum(by_class.values())) for cause, by_class in counts.items()]
+    return pd.DataFrame(rows, columns=["policy", "cause", "misses"])
+
+
+STUDIES: dict[str, Callable[[Path], pd.DataFrame]] = {
+    study.__name__: study
+    for study in (headline, scenarios, bounds, misses, instances, suspension, fairness, errors, checks, scales)
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the tables are kept")
+    parser.add_argument("--write", action="store_true", help="only write docs/beyond.md from the tables there are")
+    options = parser.parse_args()
+    if not options.write:
+        run_all(options.folder)
+    from experiments.beyond_report import write
+
+    write(options.folder)
+
+
+if __name__ == "__main__":
+    main()
