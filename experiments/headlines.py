@@ -7,13 +7,11 @@ the requests meet their TTFT SLO.
 
 from __future__ import annotations
 
-import math
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from experiments.sensitivity import SEEDS, TARGET, highest
+import flowsim
+from experiments.sensitivity import SEEDS, TARGET, checked
 from flowsim import LatencyModel, load_profile, simulate
-from flowsim.check import check_result
 from flowsim.config import compose, make
 from flowsim.predictor import GRID_TOKENS, Poly3
 from flowsim.workload import mixed
@@ -41,34 +39,31 @@ class Headlines:
         return self.goodput_rps[gpu, "flowprefill"] / self.goodput_rps[gpu, policy]
 
 
-def attainment(gpu: str, policy: str, rate_rps: float, slo_scale: float, num_requests: int) -> float:
-    """Mean over the seeds; the laws of every run are checked."""
-    latency = LatencyModel(load_profile("llama3-8b", gpu))
-    chosen = make(compose([f"policy={policy}"]), "policy")
-    shares = []
-    for seed in SEEDS:
-        requests = mixed(rate_rps=rate_rps, num_requests=num_requests, slo_scale=slo_scale, seed=seed)
-        result = simulate(requests, policy=chosen, latency=latency)
-        check_result(result)
-        shares.append(float(result.summary()["attainment"]))
-    return sum(shares) / len(shares)
+def goodputs(num_requests: int = NUM_REQUESTS) -> dict[tuple[str, str], float]:
+    """Requests a second by (GPU, policy)."""
+    found = flowsim.goodput(
+        [f"workload.num_requests={num_requests}"],
+        {"gpu": GPUS, "policy": POLICIES},
+        target=TARGET,
+        seeds=SEEDS,
+        start_rps=1.0,
+        measure=checked,
+    ).table
+    return {(row.gpu, row.policy): row.goodput_rps for row in found.itertuples()}
 
 
-def goodput(gpu: str, policy: str, num_requests: int = NUM_REQUESTS) -> float:
-    """Requests a second."""
-    return highest(lambda rate_rps: attainment(gpu, policy, rate_rps, 1.0, num_requests))
-
-
-def tightest_scale(policy: str, num_requests: int = NUM_REQUESTS) -> float:
-    """The smallest SLO scale that keeps the target at `RATE_RPS` on an A800, to 2 %."""
-    low, high = 0.05, 4.0
-    while high / low > 1.02:
-        middle = math.sqrt(low * high)
-        if attainment("a800", policy, RATE_RPS, middle, num_requests) >= TARGET:
-            high = middle
-        else:
-            low = middle
-    return high
+def tightest_scales(num_requests: int = NUM_REQUESTS) -> dict[str, float]:
+    """The smallest SLO scale of each policy that keeps the target at `RATE_RPS` on an A800, to 2 %."""
+    found = flowsim.slo_scale(
+        [f"workload.num_requests={num_requests}", f"workload.rate_rps={RATE_RPS}", "gpu=a800"],
+        {"policy": POLICIES},
+        scales=(0.05, 4.0),
+        target=TARGET,
+        seeds=SEEDS,
+        precision=0.02,
+        measure=checked,
+    ).table
+    return dict(zip(found.policy, found.slo_scale, strict=True))
 
 
 def prediction_error() -> float:
@@ -89,10 +84,4 @@ def scheduler_share(num_requests: int = NUM_REQUESTS) -> float:
 
 def headlines(num_requests: int = NUM_REQUESTS) -> Headlines:
     """All of them."""
-    pairs = [(gpu, policy) for gpu in GPUS for policy in POLICIES]
-    with ProcessPoolExecutor() as pool:
-        rates = pool.map(goodput, *zip(*pairs, strict=True), [num_requests] * len(pairs))
-        scales = pool.map(tightest_scale, POLICIES, [num_requests] * len(POLICIES))
-        goodput_rps = dict(zip(pairs, rates, strict=True))
-        slo_scale = dict(zip(POLICIES, scales, strict=True))
-    return Headlines(goodput_rps, slo_scale, prediction_error(), scheduler_share())
+    return Headlines(goodputs(num_requests), tightest_scales(num_requests), prediction_error(), scheduler_share())

@@ -11,10 +11,8 @@ and docs/img/sensitivity_attainment.png. About a minute on two cores.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -23,8 +21,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+import flowsim
 from experiments.validate_flowprefill import show
-from flowsim import ComposedPolicy, LatencyModel, PrefillOnly, Request, SLOAware, load_profile, simulate
+from flowsim import LatencyModel, PrefillOnly, Request, Result, load_profile
 from flowsim.check import check_result
 from flowsim.latency import Exact
 from flowsim.predictor import Noisy
@@ -35,7 +34,7 @@ SEEDS = (0, 1)
 NUM_REQUESTS = 2000
 TARGET = 0.9
 RATE_RPS = 10.0
-PRECISION = 1.01
+PRECISION = 0.01
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "img"
 TAIL_LEVEL = 0.9  # of a class's prompts: those above its quantile here are its tail
 
@@ -106,41 +105,30 @@ def workload(case: Case, rate_rps: float, num_requests: int, seed: int) -> list[
     return [stretched(one) for one in requests]
 
 
-def attainment(case: Case, rate_rps: float, num_requests: int) -> float:
-    """Mean over the seeds; the laws of every run are checked."""
-    latency = _latency(case.costs)
-    shares = []
-    for seed in SEEDS:
-        result = simulate(
-            workload(case, rate_rps, num_requests, seed),
-            policy=ComposedPolicy("slack_edf", SLOAware(), "operator"),
-            latency=latency,
-            predictor=partial(Noisy, bias=case.bias, sigma=case.sigma) if case.bias or case.sigma else Exact,
-            cluster=PrefillOnly(kv_blocks=case.kv_blocks),
-        )
-        check_result(result)
-        shares.append(float(result.summary()["attainment"]))
-    return sum(shares) / len(shares)
+def checked(result: Result) -> dict[str, Any]:
+    """No figure: the laws of every run are checked."""
+    check_result(result)
+    return {}
 
 
-def highest(attained: Callable[[float], float], target: float = TARGET, precision: float = PRECISION) -> float:
-    """The highest rate that keeps the target, by bisection; attainment is taken to fall with the rate."""
-    low_rps, high_rps = 0.25, 1.0
-    while attained(high_rps) >= target:
-        low_rps, high_rps = high_rps, 2 * high_rps
-    while high_rps / low_rps > precision:
-        middle_rps = math.sqrt(low_rps * high_rps)
-        if attained(middle_rps) >= target:
-            low_rps = middle_rps
-        else:
-            high_rps = middle_rps
-    return low_rps
+def _cell(case: Case) -> dict[str, Any]:
+    """A case as what stands in place of the configured groups."""
+    return {
+        "workload": partial(workload, case),
+        "latency": _latency(case.costs),
+        "predictor": partial(Noisy, bias=case.bias, sigma=case.sigma) if case.bias or case.sigma else Exact,
+        "cluster": PrefillOnly(kv_blocks=case.kv_blocks),
+    }
 
 
-def measured(case: Case, num_requests: int = NUM_REQUESTS) -> tuple[float, float]:
-    """Goodput in req/s, and attainment at `RATE_RPS`."""
-    goodput_rps = highest(lambda rate_rps: attainment(case, rate_rps, num_requests))
-    return goodput_rps, attainment(case, RATE_RPS, num_requests)
+def measured(cases: Sequence[Case], num_requests: int = NUM_REQUESTS) -> list[tuple[float, float]]:
+    """Goodput in req/s, and attainment at `RATE_RPS`, of each case; every run's laws are checked."""
+    grid = {"case": {place: _cell(case) for place, case in enumerate(cases)}}
+    overrides = ["policy=flowprefill", f"workload.num_requests={num_requests}", f"workload.rate_rps={RATE_RPS}"]
+    options: dict[str, Any] = {"seeds": SEEDS, "measure": checked}
+    found = flowsim.goodput(overrides, grid, target=TARGET, start_rps=1.0, precision=PRECISION, **options).table
+    at_rate = flowsim.sweep(overrides, grid, **options).groupby("case").attainment.mean()
+    return list(zip(found.goodput_rps.tolist(), at_rate[found["case"]].tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -157,9 +145,7 @@ class Swing:
 
 def tornado(num_requests: int = NUM_REQUESTS) -> tuple[tuple[float, float], list[Swing]]:
     """The documented run and every input's swing, the widest in goodput first."""
-    cases = [Case(), *(case for one in INPUTS for _, case in (one.low, one.high))]
-    with ProcessPoolExecutor() as pool:
-        base, *found = pool.map(measured, cases, [num_requests] * len(cases))
+    base, *found = measured([Case(), *(case for one in INPUTS for _, case in (one.low, one.high))], num_requests)
     swings = [Swing(one, found[2 * place], found[2 * place + 1]) for place, one in enumerate(INPUTS)]
     return base, sorted(swings, key=lambda one: -one.width(0, base[0]))
 

@@ -1,9 +1,9 @@
 """Sessions and a burst of long documents on one engine or two tracks: `python -m experiments.stress_mixed`.
 
 200 online sessions (prompts of 200 to 1500 tokens, streaming answers, targets TTFT < 0.3 s and TBT < 30 ms) and, at
-30 s, 20 prompts of 64k tokens (`workload=stress_mixed`). Llama-3-8B on four H100s at TP 2: two instances of one pool, or
-one of each track. Compared with the table that a production write-up published in October 2026. Writes the table, and
-the figure `docs/img/stress_mixed.png`.
+30 s, 20 prompts of 64k tokens (`workload=stress_mixed`). Llama-3-8B on four H100s at TP 2: two instances of one pool,
+or one of each track. Compared with the table that a production write-up published in October 2026. Writes the table,
+and the figure `docs/img/stress_mixed.png`.
 """
 
 from __future__ import annotations

@@ -75,8 +75,13 @@ def _run(arguments: list[str], wants_traceback: bool) -> int:
         return 2
 
     codes: list[int] = []
+    here = os.getpid()
 
     def job(config: DictConfig) -> None:
+        sys.path += [path for path in own_modules if path not in sys.path]
+        if os.getpid() != here:  # a launcher's worker: what goes wrong is told to the command, once the others ended
+            _job_elsewhere(config, config_dir)
+            return
         try:
             codes.append(_job(config, config_dir))
         except FailedRunsError as error:
@@ -87,15 +92,42 @@ def _run(arguments: list[str], wants_traceback: bool) -> int:
 
     # a user's own modules lie where the command is given, or beside the folder of their configurations
     config_dir = _config_dir(arguments)
-    sys.path += [str(Path.cwd())] + ([str(Path(config_dir).absolute().parent)] if config_dir else [])
+    own_modules = [str(Path.cwd())] + ([str(Path(config_dir).absolute().parent)] if config_dir else [])
+    sys.path += own_modules
     sys.argv = [sys.argv[0], *normalised(arguments)]
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
     logging.getLogger("flowsim").setLevel(logging.INFO)
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
+    except FailedRunsError as error:
+        print(f"flowsim: {error}", file=sys.stderr)
+        codes.append(1)
     except mistakes as error:
         codes.append(failed(error))
     return max(codes, default=0)
+
+
+def _job_elsewhere(config: DictConfig, config_dir: str | None) -> None:
+    """One run in a launcher's worker.
+
+    Raises:
+        FailedRunsError: no request finished, or runs of a study failed.
+        ValueError: any mistake, in words that need no class which the command may not know.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    from flowsim.config import explain
+    from flowsim.core import FailedRunsError
+
+    number = f"job {HydraConfig.get().job.num}"
+    try:
+        code = _job(config, config_dir)
+    except FailedRunsError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{number}: {explain(error)}") from None
+    if code:
+        raise FailedRunsError(f"{number}: no request finished")
 
 
 def _config_dir(arguments: list[str]) -> str | None:
@@ -148,13 +180,14 @@ def _help(config_dir: str | None) -> str:
     from flowsim.names import shipped
     from flowsim.profile import MODEL_ALIASES, profile_table
 
-    names = ("policy", "workload", "predictor", "cluster", "router", "task", "report", "+experiment")
+    names = ("policy", "workload", "predictor", "cluster", "router", "task", "report")
     folders = [shipped("conf")] + ([Path(config_dir)] if config_dir else [])
     choices = {
-        name: sorted({path.stem for folder in folders for path in (folder / name.lstrip("+")).glob("*.yaml")})
-        for name in names
+        name: sorted({path.stem for folder in folders for path in (folder / name).glob("*.yaml")}) for name in names
     }
-    groups = "\n".join(f"{name + '=':<12} {', '.join(sorted(found))}" for name, found in choices.items())
+    groups = "\n".join(f"{name + '=':<11} {', '.join(sorted(found))}" for name, found in choices.items())
+    experiments = sorted({path.stem for folder in folders for path in (folder / "experiment").glob("*.yaml")})
+    groups += f"\n+experiment= {', '.join(experiments)}"
     profiles = "\n".join(
         f"  {model:<16} {gpu:<12} tp {', '.join(map(str, degrees))}" for model, gpu, degrees in profile_table()
     )

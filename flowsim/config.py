@@ -48,6 +48,7 @@ from flowsim.source import Source
 __all__ = ["CONF", "ConfigError", "Setup", "build", "check", "compose", "explain", "make", "normalised"]
 
 TYPES = {"model": str, "tp": int, "seed": int, "strict": bool, "quiet": bool, "fail_on_empty": bool}
+LAUNCHERS = {"joblib": "joblib", "submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray-launcher"}
 TYPES |= {"horizon_s": float, "warmup_s": float, "cooldown_s": float}
 GROUPS = ("policy", "workload", "predictor", "cluster", "router", "task", "report")
 
@@ -63,12 +64,11 @@ class ConfigError(ValueError):
 def normalised(overrides: Sequence[str]) -> list[str]:
     """Overrides as Hydra wants them, so that two spellings of a thing mean the same.
 
-    `+policy=` and `+workload=` choose like `policy=` and `workload=`; `+experiment=` changes keys of every
-    group. A key inside a group (`workload.rate_scale=2`) may be any that the chosen class or function reads, whether or
-    not its file shows it: `build` names those that are not read.
+    `+policy=` and `+workload=` choose like `policy=` and `workload=`. A key inside a group (`workload.rate_scale=2`)
+    may be any that the chosen class or function reads, whether or not its file shows it: `build` names those that
+    are not read.
     """
     chosen = [re.sub(r"^\+(?=(policy|workload)=)", "", override) for override in overrides]
-    chosen = [re.sub(r"^\+experiment=", "+experiment@_global_=", override) for override in chosen]
     return [f"++{one}" if re.match(rf"({'|'.join(GROUPS)})\.[\w.]+=", one) else one for one in chosen]
 
 
@@ -324,7 +324,9 @@ def explain(error: Exception) -> str:
     """Hydra's complaint about a configuration, in one sentence with near names and the choices."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return unknown(group or "config", name, error.options)
+        extra = LAUNCHERS.get(name) if group == "hydra/launcher" else None
+        hint = f"; it comes with the extra `{extra}`: pip install 'flowsim-prefill[{extra}]'" if extra else ""
+        return unknown(group or "config", name, error.options) + hint
     text = str(error).split("\n")[0]
     found = re.search(r"Could not override '([^']+)'", text)
     if isinstance(error, ConfigCompositionException) and found:

@@ -6,7 +6,6 @@ Hydra takes a fifth of a second to compose; setting a key takes a millisecond. T
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -98,7 +97,7 @@ def _composed(overrides: tuple[str, ...], config_dir: str | None) -> tuple[DictC
     choices = {
         str(group): str(name)
         for group, name in config.hydra.runtime.choices.items()
-        if re.split("[/@]", str(group))[0] not in aside
+        if str(group).split("/")[0] not in aside
     }
     own = {key: config._get_node(key) for key in config if key != "hydra"}
     for key in own:

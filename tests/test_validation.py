@@ -15,7 +15,7 @@ import pytest
 from experiments import validate, validate_flowprefill, validate_profiles, validate_theory
 from experiments.headlines import GPUS, Headlines
 from experiments.real_flowprefill import CLASSES, FILES, real_run
-from experiments.sensitivity import INPUTS, Case, Swing, highest, workload
+from experiments.sensitivity import INPUTS, Case, Swing, workload
 from experiments.validation_report import Evidence, Row, render, table_rows
 from flowsim import LatencyModel, load_profile
 
@@ -181,10 +181,6 @@ def test_interpolated_gemms_make_the_whole_prefill_that_was_measured(data_dir):
     for tokens in (1024, 2048, 8192):
         operators_s = idle.isolated_s(tokens) - profile.pass_s - profile.request_s
         assert operators_s == pytest.approx(measured[tokens], rel=0.03)
-
-
-def test_bisection_finds_where_attainment_falls_below_the_target():
-    assert highest(lambda rate_rps: 1.0 if rate_rps <= 7.0 else 0.0) == pytest.approx(7.0, rel=0.011)
 
 
 def test_a_longer_tail_changes_long_prompts_only():

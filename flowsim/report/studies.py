@@ -9,14 +9,14 @@ import numpy as np
 
 from flowsim.report.curves import attainment, parameter
 from flowsim.report.curves import slo_scale as against_scale
-from flowsim.report.style import PAGE_IN, drawn, figure_of, label, plain, style
+from flowsim.report.style import PAGE_IN, drawn, figure_of, label, legend_above, plain, style
 from flowsim.report.tidy import need
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["comparison", "grid", "scales", "search"]
+__all__ = ["comparison", "grid", "scales", "search", "tuning"]
 
 WIDTH_IN = 5.0
 
@@ -137,6 +137,27 @@ def grid(table: pd.DataFrame, axes: list[str], y: str = "attainment", *, title: 
     short = numbers.rpartition(".")[2]
     shown = names.drop(columns=short, errors="ignore").rename(columns={numbers: short}) if short != numbers else names
     return parameter(shown.assign(cell=words), short, y, "cell" if others else None, title=title)
+
+
+@drawn
+def tuning(table: pd.DataFrame, before_rps: float, *, title: str = "") -> Figure:
+    """The goodput of each trial, the best so far as steps, and the goodput before tuning as a dashed line.
+
+    Args:
+        table: a row per trial, with `number` and `goodput_rps`.
+        before_rps: of the parameters as they were.
+        title: above the figure.
+    """
+    need(table, ["number", "goodput_rps"])
+    figure = figure_of(WIDTH_IN, 0.42)
+    axes = figure.subplots()
+    number, goodput_rps = table["number"] + 1, table["goodput_rps"]
+    axes.plot(number, goodput_rps, "o", color="0.55", markersize=3.5, label="trial")
+    axes.step(number, goodput_rps.cummax(), where="post", color="black", linewidth=1.4, label="best so far")
+    axes.axhline(before_rps, color="black", linewidth=0.9, linestyle="--", label="as it was")
+    axes.set(xlabel="trial", ylabel=label("goodput_rps"))
+    legend_above(figure, title)
+    return figure
 
 
 def _of(figure: str) -> str:

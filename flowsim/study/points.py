@@ -9,7 +9,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import util
 from pathlib import Path
 from time import perf_counter
@@ -172,6 +172,9 @@ def _object_digest(thing: Any) -> str:
 
     State that pickles differently each time costs a run that could have been spared, never a stale figure.
     """
+    if isinstance(thing, partial):
+        given = [_object_digest(one) for one in (thing.func, *thing.args)]
+        return hashlib.sha256("\n".join([*given, repr(sorted(thing.keywords.items()))]).encode()).hexdigest()
     kind = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
     try:
         source = inspect.getsource(inspect.getmodule(kind) or kind)

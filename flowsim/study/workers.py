@@ -56,7 +56,7 @@ class Workers:
         self.store = Store(folder)
         self._progress = progress
         self._done = 0
-        self._close: Callable[[], None] = lambda: None
+        self._close: Callable[[], None] = _nothing
 
     def __enter__(self) -> Workers:
         if self.backend == "dask":
@@ -163,13 +163,17 @@ def _start_dask() -> Callable[[], None]:
         from distributed import Client, get_client
     except ImportError as error:
         raise ValueError("backend=dask needs the extra `dask`: pip install 'flowsim-prefill[dask]'") from error
+    close: Callable[[], None] = _nothing
     try:
         get_client()
     except ValueError:  # no client yet
-        client = Client()
-        close: Callable[[], None] = client.close
+        close = Client().close
+    with joblib.parallel_config(backend="dask"):  # joblib learns of Dask by this
         return close
-    return lambda: None
+
+
+def _nothing() -> None:
+    """What was there before a study stays."""
 
 
 def _start_ray() -> Callable[[], None]:
@@ -180,7 +184,7 @@ def _start_ray() -> Callable[[], None]:
         raise ValueError("backend=ray needs the extra `ray`: pip install 'flowsim-prefill[ray]'") from error
     register_ray()
     if ray.is_initialized():
-        return lambda: None
+        return _nothing
     ray.init(log_to_driver=False)
     close: Callable[[], None] = ray.shutdown
     return close
