@@ -145,7 +145,8 @@ class Setup:
                         pass_tokens=pool.pass_tokens, stops=(pool.policy or self.policy).stops
                     ),
                 )
-                for pool in cluster.pools.values()
+                for name, pool in cluster.pools.items()
+                if name not in cluster.decoding
             ],
         )
 

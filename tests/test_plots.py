@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 from toys import checked, toy_latency, workload
 
-from flowsim import Alone, ComposedPolicy
+from flowsim import Alone, ComposedPolicy, LatencyModel, load_profile
+from flowsim.config import build, compose
 from flowsim.report import plots
 from flowsim.report.blocked import Blocked, worst_blocked
+from flowsim.report.series import heads
 from flowsim.report.style import label, looks
 
 POLICIES = ("flowprefill", "chunked_2k", "chunked_8k", "fcfs", "mine", "theirs", "a_third")
@@ -222,3 +225,16 @@ def test_drawing_leaves_matplotlibs_settings_alone():
     before = dict(mpl.rcParams)
     FIGURES["attainment"]()
     assert dict(mpl.rcParams) == before
+
+
+def test_decodes_alone_are_neither_less_urgent_nor_anybodys_colour():
+    requests = [
+        replace(one, output_tokens=400) for one in workload((0.0, 100, 9.0), (0.1, 100, 0.05), (0.2, 9000, 9.0))
+    ]
+    policy = build(compose(["policy=hybrid_chunked"])).policy
+    result = checked(requests, policy, LatencyModel(load_profile("llama3-8b", "a100")), decode="here")
+    assert (heads(result.tables)[result.tables["segments"]["batch"]] < 0).any(), "some batches only decode"
+    found = worst_blocked(result)
+    assert found is None or found.behind >= 0
+    names = [text.get_text() for text in plots.worst_blocking(result).legends[0].get_texts()]
+    assert "decodes alone" in names
