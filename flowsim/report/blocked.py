@@ -76,6 +76,7 @@ class _Served:
         self._requests = result.tables["requests"]
         stretches = busy(result.tables)
         order = np.lexsort((stretches.start_s, stretches.instance))
+        order = order[stretches.request[order] >= 0]  # steps that only decode have no deadline
         self._start_s, self._end_s = stretches.start_s[order], stretches.end_s[order]
         self._instance = stretches.instance[order]
         self._batch = result.tables["segments"]["batch"][order]

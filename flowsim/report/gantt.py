@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["timeline", "worst_blocking"]
 
+DECODES = "0.75"  # steps of the GPU that compute no prompt
 MARK = "0.92"  # the shade behind the row of the request that matters
 
 
@@ -103,7 +104,13 @@ def _timeline(
     more = f" ({others} more {'wait' if others > 1 else 'waits'} or run meanwhile)" if others else ""
     axes.set(xlim=window_s, ylim=(len(shown) + 0.6, -0.6), xlabel=f"time [s]{more}")
     axes.grid(axis="y", visible=False)
-    _legend(figure, sorted(set(requests["slo_class"][[*shown, *ran.request.tolist()]].tolist())), styles)
+    heads = [request for request in ran.request.tolist() if request >= 0]
+    _legend(
+        figure,
+        sorted(set(requests["slo_class"][[*shown, *heads]].tolist())),
+        styles,
+        decodes=len(heads) < len(ran.request),
+    )
     return figure
 
 
@@ -116,6 +123,7 @@ def _shown(
     until_s = np.where(np.isnan(requests["first_token_s"]), np.inf, requests["first_token_s"])
     there = np.flatnonzero(here & (requests["arrival_s"] < window_s[1]) & (until_s > window_s[0]))
     ran = busy(result.tables).at(instance)
+    ran = Intervals(*(column[ran.request >= 0] for column in ran))
     overlap_s = np.minimum(ran.end_s, window_s[1]) - np.maximum(ran.start_s, window_s[0])
     ran_s = np.bincount(ran.request, weights=np.maximum(overlap_s, 0.0), minlength=len(here))[there]
     waited_s = np.minimum(until_s[there], window_s[1]) - np.maximum(requests["arrival_s"][there], window_s[0])
@@ -125,7 +133,8 @@ def _shown(
 
 def _gpu(axes: Axes, ran: Intervals, requests: Columns, styles: dict[Any, Look]) -> None:
     stretches = np.column_stack([ran.start_s, ran.end_s - ran.start_s])
-    colours = [styles[name].colour for name in requests["slo_class"][ran.request].tolist()]
+    classes = requests["slo_class"].tolist()
+    colours = [styles[classes[request]].colour if request >= 0 else DECODES for request in ran.request.tolist()]
     axes.broken_barh(stretches.tolist(), (-0.4, 0.8), color=colours, edgecolor="white", linewidth=0.4)
 
 
@@ -151,7 +160,7 @@ def _row(axes: Axes, place: int, story: Story, requests: Columns, look: Look) ->
               markersize=4.5, zorder=5)  # fmt: skip
 
 
-def _legend(figure: Figure, classes: Sequence[str], styles: dict[Any, Look]) -> None:
+def _legend(figure: Figure, classes: Sequence[str], styles: dict[Any, Look], *, decodes: bool) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -161,6 +170,7 @@ def _legend(figure: Figure, classes: Sequence[str], styles: dict[Any, Look]) -> 
         )
 
     handles: list[Any] = [Patch(color=styles[name].colour, label=plain(name)) for name in classes]
+    handles += [Patch(color=DECODES, label="only decodes")] * decodes
     handles += [
         Patch(color="0.35", label="runs"),
         Patch(facecolor="white", edgecolor="0.35", hatch="////", label="is paused"),
