@@ -27,6 +27,7 @@ from flowsim.explain import explain, misses_by_cause
 
 FOLDER = Path("outputs") / "beyond"
 JOBS = 2
+LOWEST_RPS = 0.2
 SEEDS = (0, 1)
 HEADLINE_SEEDS = (0, 1, 2, 3, 4)
 NUM_REQUESTS = 1000
@@ -77,11 +78,12 @@ SUSPENSION_RPS = (6.0, 10.0)
 SUSPENSION_SEEDS = (0, 1, 2)
 
 MISSES: dict[str, list[str]] = {
+    "chunked 2k, S-EDF": ["policy=chunked_sedf"],
     "FlowPrefill": ["policy=flowprefill"],
     "FlowPrefill, layer stops": ["policy=layer_sedf"],
     "feasible set": ["policy=feasible_set"],
 }
-MISSES_RPS = 14.0
+MISSES_RPS = 10.0
 
 MODEL = LatencyModel(load_profile("llama3-8b", "a100"))
 Cells = list[dict[str, Any]]
@@ -116,7 +118,7 @@ def searched(
         folder=folder / "runs",
         jobs=JOBS,
         precision=0.015,
-        low_rps=0.2,
+        low_rps=LOWEST_RPS,
         start_rps=more.pop("start_rps", 10.0),
         **more,
     )
