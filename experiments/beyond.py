@@ -59,7 +59,7 @@ HEADLINE: dict[str, dict[str, Any]] = {
 }
 TWO = {name: POLICIES[name] for name in ("FlowPrefill, layer stops", "feasible set")}
 SCALES = (0.5, 2.0)
-SIGMAS = (0.4,)
+SIGMAS = (0.1, 0.2, 0.4)
 CAUTIOUS: dict[str, dict[str, Any]] = {
     "FlowPrefill, layer stops": {"policy": "layer_sedf"},
     "the same, 80 % quantile": {"policy": "layer_sedf", "predictor.quantile": 0.8},
@@ -127,7 +127,7 @@ def searched(
     rows = []
     for place, name in enumerate(cells):
         row = table.iloc[place]
-        own = runs[(runs[keys].astype(str) == row[keys].astype(str)).all(axis=1)]
+        own = runs[(runs[keys].fillna("").astype(str) == row[keys].fillna("").astype(str)).all(axis=1)]
         at_best = own[np.isclose(own["workload.rate_rps"], row.goodput_rps)]
         classes = [column for column in runs.columns if column.startswith("attainment_by_class.")]
         means = {column.rpartition(".")[2]: at_best[column].mean() for column in classes}
