@@ -1,7 +1,7 @@
 PYTHON ?= python
 
 .DEFAULT_GOAL := help
-.PHONY: help lint format test regress check check-all docs wheel profile validate bench
+.PHONY: help lint format test regress check check-all docs wheel profile validate figures bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ profile: ## refit the shipped profiles and the length tables from the data that 
 	$(PYTHON) -m experiments.make_profiles
 	$(PYTHON) -m experiments.mixed_quantiles
 	$(PYTHON) -m experiments.length_tables
+
+figures: ## reproduce the paper: experiments/results/, docs/img/paper_*.png, docs/reproduction.md (minutes)
+	$(PYTHON) -m experiments.reproduction --run
 
 validate: ## hold the simulator against all that is real or exact; writes docs/validation.md
 	$(PYTHON) -m experiments.validate

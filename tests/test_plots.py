@@ -102,12 +102,12 @@ def test_lines_are_means_over_seeds_with_their_intervals():
 
 def test_one_row_per_point_brings_its_own_interval():
     own = table(seeds=1).assign(
-        attainment_low=lambda t: t.attainment - 0.1, attainment_high=lambda t: t.attainment + 0.2
+        attainment_low=lambda t: t.attainment - 0.1, attainment_high=lambda t: t.attainment + 0.05
     )
     figure = plots.attainment(own[own.policy == "fcfs"])
     (container,) = figure.axes[0].containers
     lengths = [part[1][1] - part[0][1] for part in container.lines[2][0].get_segments()]
-    assert lengths == pytest.approx([0.3] * 4)
+    assert lengths == pytest.approx([0.15] * 4)
 
 
 def test_an_interval_wider_than_the_axis_leaves_the_figure_whole():
