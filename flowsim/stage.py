@@ -16,7 +16,7 @@ from flowsim.latency import LatencyModel, Predictor
 from flowsim.log import Log
 from flowsim.view import InstanceView, cached_tokens
 
-__all__ = ["Host", "PrefillStage", "Stage"]
+__all__ = ["Host", "PrefillStage", "Stage", "has_started", "take_parts", "taken_up"]
 
 
 class Host(Protocol):
@@ -144,7 +144,7 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
     for position, (job, new) in enumerate(batch.parts):
         waiting.remove(job)
         if not job.done_tokens:
-            job.done_tokens = found = cached_tokens(kv, job)
+            job.done_tokens = found = cached_tokens(kv, job) if kv.remembers else 0
             kv.take(job.id, kv.blocks(job.prompt_tokens), job.block_name)
             if job.start_s != job.start_s:
                 job.start_s = batch.since_s
@@ -152,12 +152,13 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
             else:
                 job.recomputed_tokens -= found
             admitted(job)
-            new = min(new, job.prompt_tokens - job.done_tokens)
-        kv.fill(job.id, (job.done_tokens + new) // kv.block_tokens, job.block_name)
+            new = min(new, job.prompt_tokens - found)
+        if kv.remembers:
+            kv.fill(job.id, (job.done_tokens + new) // kv.block_tokens, job.block_name)
         batch.blocks += kv.held(job.id)
         tokens.append((new, job.done_tokens))
         rows.add((batch.number, own.index, job.id, position, new, job.done_tokens, slowest))
-    if any(part.tokens != new for part, (new, _) in zip(batch.parts, tokens, strict=True)):
+    if kv.remembers and any(part.tokens != new for part, (new, _) in zip(batch.parts, tokens, strict=True)):
         batch.parts = tuple(Part(part.job, new) for part, (new, _) in zip(batch.parts, tokens, strict=True))
         batch.tokens = len(batch.decodes) + sum(new for new, _ in tokens)
     return tokens
@@ -165,6 +166,18 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
 
 def _admitted(_job: Job) -> None:
     """Nobody counts the sequences of an instance that only prefills."""
+
+
+def taken_up(batch: Batch, now_s: float) -> None:
+    """A suspended batch goes on: notes for how long it and its jobs were suspended."""
+    waited_s = now_s - batch.suspended_at_s
+    batch.resumes += 1
+    batch.since_s = now_s
+    batch.switch_s = 0.0
+    batch.suspended_s += waited_s
+    batch.suspended_at_s = math.nan
+    for job, _ in batch.parts:
+        job.suspended_s += waited_s
 
 
 def has_started(job: Job) -> bool:
