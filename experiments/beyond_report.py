@@ -64,7 +64,7 @@ workload `mixed` unless a row says otherwise. **Goodput** is the highest rate, i
 {words(beyond.SEEDS)}, bisected to 1.5 %, run to drain ({beyond.HEADLINE_REQUESTS} requests and
 {len(beyond.HEADLINE_SEEDS)} seeds in the first comparison, {beyond.FOUR_REQUESTS} on four instances). Short
 runs flatter every
-policy alike, as the backlog is cut off at their end: compare numbers of one table only.
+policy, as the backlog is cut off at their end: compare numbers of one table only.
 
 ```bash
 python -m experiments.beyond           # all tables, and this page; goes on where it was interrupted
