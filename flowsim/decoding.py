@@ -54,6 +54,7 @@ class DecodingStage:
     def make_room(self) -> None:
         """Gives every decode the block that its next token needs; evicts while there is none."""
         own = self._instance
+        own.view.evicted = False
         kv, decoding = own.kv, own.view.decodes
         size = kv.block_tokens
         first = 1 % size  # the place in its block of a token that needs a new one
