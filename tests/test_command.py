@@ -76,6 +76,7 @@ def test_both_spellings_started_at_once_from_another_folder_give_equal_results_i
     assert (first / "requests.csv").read_bytes() == (second / "requests.csv").read_bytes()
     for one in ran:
         assert set(one.out.split()) >= CLASSES, "a row for each class"
+        assert "200 requests, offered load" in one.err, "what runs is said, and not among the results"
         assert sum(folder.name in one.out for folder in (first, second)) == 1, "its folder is printed"
 
 
