@@ -32,7 +32,7 @@ __all__ = ["Result"]
 
 Array = npt.NDArray[Any]
 TABLES = ("requests", "segments", "batches", "preemptions", "kv")
-MORE_TABLES = ("steps", "tokens", "transfers")
+MORE_TABLES = ("steps", "tokens", "transfers", "failures")
 _KV_COUNTS = ("cached_tokens", "evictions", "recomputed_tokens")
 _TEXT = {"prefix_hashes", "slo_class", "outcome", "reason", "ended"}
 _BOOLS = {"paused", "extrapolated", "measured"}
@@ -86,7 +86,10 @@ class Result:
             tables |= {"steps": _columns(log.steps), "tokens": _columns(log.tokens)}
             tables["requests"] |= _decoded(tables, requests, log.requests)
         if len(log.steps) or log.requests.column("cached_tokens").any():
-            tables["requests"] |= _recomputed(requests, log.requests)
+            tables["requests"] |= _counts(log.requests, len(requests), *_KV_COUNTS)
+        if len(log.failures):
+            tables["failures"] = _columns(log.failures)
+            tables["requests"] |= _counts(log.requests, len(requests), "requeued", "recomputed_tokens")
         if len(log.transfers):
             tables["transfers"] = _columns(log.transfers)
             tables["requests"] |= _transferred(tables["transfers"], len(requests))
@@ -265,11 +268,11 @@ def _decoded(tables: Mapping[str, Columns], requests: Sequence[Request], log: Ta
     return {**tbt, "met_tbt": met, "decode_instance": _whole(decode_instance)}
 
 
-def _recomputed(requests: Sequence[Request], log: Table) -> Columns:
-    """What KV memory saved requests and cost them."""
-    columns = {name: np.zeros(len(requests), dtype=np.int64) for name in _KV_COUNTS}
-    for name in _KV_COUNTS:
-        columns[name][log.column("id").astype(np.int64)] = log.column(name).astype(np.int64)
+def _counts(log: Table, requests: int, *names: str) -> Columns:
+    """Columns of the log with whole numbers, by request."""
+    columns = {name: np.zeros(requests, dtype=np.int64) for name in names}
+    for name, column in columns.items():
+        column[log.column("id").astype(np.int64)] = log.column(name).astype(np.int64)
     return columns
 
 
