@@ -141,7 +141,8 @@ class Workers:
 
     def _parallel(self, points: Iterator[Point]) -> Generator[Record, None, None]:
         """Hands out points, several at once where they are short; joblib says nothing of those that are cut short."""
-        parallel = joblib.Parallel(n_jobs=self.jobs, backend=self.backend, return_as="generator_unordered")
+        with joblib.parallel_config(backend=self.backend):  # Dask's takes no other way
+            parallel = joblib.Parallel(n_jobs=self.jobs, return_as="generator_unordered")
         records = parallel(joblib.delayed(run_point)(point) for point in points)
         try:
             yield from records
@@ -163,13 +164,12 @@ def _start_dask() -> Callable[[], None]:
         from distributed import Client, get_client
     except ImportError as error:
         raise ValueError("backend=dask needs the extra `dask`: pip install 'flowsim-prefill[dask]'") from error
-    close: Callable[[], None] = _nothing
     try:
         get_client()
     except ValueError:  # no client yet
-        close = Client().close
-    with joblib.parallel_config(backend="dask"):  # joblib learns of Dask by this
+        close: Callable[[], None] = Client().close
         return close
+    return _nothing
 
 
 def _nothing() -> None:
