@@ -1,7 +1,7 @@
 PYTHON ?= python
 
 .DEFAULT_GOAL := help
-.PHONY: help lint format test regress check check-all docs wheel profile validate
+.PHONY: help lint format test regress check check-all docs wheel profile validate figures bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,5 +47,14 @@ profile: ## refit the shipped profiles and the length tables from the data that 
 	$(PYTHON) -m experiments.mixed_quantiles
 	$(PYTHON) -m experiments.length_tables
 
+figures: ## reproduce the paper: experiments/results/, docs/img/paper_*.png, docs/reproduction.md (minutes)
+	$(PYTHON) -m experiments.reproduction --run
+
 validate: ## hold the simulator against all that is real or exact; writes docs/validation.md
 	$(PYTHON) -m experiments.validate
+
+bench: ## speed beside SimPy's own, growth, start-up; beside sched-sim where PEER_PYTHON names its interpreter (minutes)
+	$(PYTHON) -m benchmarks.simulate
+	$(PYTHON) -m benchmarks.scale
+	$(PYTHON) -m benchmarks.startup
+	$(if $(PEER_PYTHON),$(PYTHON) -m benchmarks.peers --peer-python $(PEER_PYTHON))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import math
-import re
-import textwrap
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -13,27 +11,27 @@ from scipy import stats
 
 from experiments import beyond
 from experiments.beyond_figures import ALONE, ANY, causes, shares
+from experiments.beyond_markdown import table_of, words, wrapped
 from flowsim.report.style import save
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
-def write(folder: Path) -> None:
-    """`docs/beyond.md` and two figures, from the tables in a folder.
+def write(folder: Path, docs: Path = DOCS) -> None:
+    """`beyond.md` and two figures in the folder of the docs, from the tables in another.
 
     Raises:
         ValueError: a table is missing.
     """
-    names = (*beyond.STUDIES, "run_times")
-    missing = [name for name in names if not (folder / f"{name}.csv").exists()]
+    missing = [name for name in beyond.STUDIES if not (folder / f"{name}.csv").exists()]
     if missing:
         raise ValueError(f"{folder} lacks {', '.join(missing)}; run python -m experiments.beyond first")
-    tables = {name: pd.read_csv(folder / f"{name}.csv") for name in names}
+    tables = {name: pd.read_csv(folder / f"{name}.csv") for name in beyond.STUDIES}
     bound = _bounds(tables["bounds"])
-    save(shares(_pivot(tables["scenarios"]), bound), DOCS / "img" / "beyond_share.png")
-    save(causes(tables["misses"]), DOCS / "img" / "beyond_causes.png")
+    save(shares(_pivot(tables["scenarios"]), bound), docs / "img" / "beyond_share.png")
+    save(causes(tables["misses"]), docs / "img" / "beyond_causes.png")
     sections = [
-        _opening(tables["run_times"]),
+        _opening(folder),
         _best_possible(tables, bound),
         _headline(tables["headline"]),
         _who_wins(tables["scenarios"], bound),
@@ -46,14 +44,15 @@ def write(folder: Path) -> None:
         _causes(tables["misses"]),
         CLOSING,
     ]
-    (DOCS / "beyond.md").write_text("\n\n".join(map(_wrapped, sections)) + "\n", encoding="utf-8")
+    (docs / "beyond.md").write_text("\n\n".join(map(wrapped, sections)) + "\n", encoding="utf-8")
 
 
 # ---------------------------------------------------------------- sections
 
 
-def _opening(run_times: pd.DataFrame) -> str:
-    minutes = run_times["seconds"].sum() / 60.0
+def _opening(folder: Path) -> str:
+    runs = [json.loads(line) for line in (folder / "runs" / "points.jsonl").read_text().splitlines()]
+    minutes = sum(run["figures"]["simulation_wall_s"] for run in runs) / 60.0
     return f"""
 # Beyond the paper
 
@@ -61,7 +60,7 @@ How far is any policy from the best possible, and what beats FlowPrefill? Everyt
 A100s with the
 workload `mixed` unless a row says otherwise. **Goodput** is the highest rate, in requests per second, at which at least
 90 % of all requests meet their TTFT SLO: {beyond.NUM_REQUESTS} requests a run, seeds
-{_words(beyond.SEEDS)}, bisected to 1.5 %, run to drain ({beyond.HEADLINE_REQUESTS} requests and
+{words(beyond.SEEDS)}, bisected to 1.5 %, run to drain ({beyond.HEADLINE_REQUESTS} requests and
 {len(beyond.HEADLINE_SEEDS)} seeds in the first comparison, {beyond.FOUR_REQUESTS} on four instances). Short
 runs flatter every
 policy alike, as the backlog is cut off at their end: compare numbers of one table only.
@@ -71,8 +70,8 @@ python -m experiments.beyond           # all tables, and this page; goes on wher
 python -m experiments.beyond --write   # this page from the tables that are there
 ```
 
-The tables behind this page took {minutes:.0f} minutes on two cores that others used too. Results that disappoint are
-kept.
+The {len(runs)} runs behind this page took {minutes:.0f} minutes of one core, on a machine that others used too.
+Results that disappoint are kept.
 """
 
 
@@ -100,7 +99,7 @@ Without batching this is the preemptive single-machine maximum of on-time jobs (
 small cases are proved by brute force in `tests/test_bound.py`. *Any schedule* also gives every token the rate of the
 best batch there is, which no real schedule reaches. A bound on 5000 requests takes about a second.
 
-{_table(heads, rows)}
+{table_of(heads, rows)}
 """
 
 
@@ -112,10 +111,12 @@ def _headline(table: pd.DataFrame) -> str:
             ratio = goodput[name] / goodput["FlowPrefill"]
             cells = [scenario, name, f"{goodput[name].mean():.2f}"]
             cells += [_interval(ratio), _interval(goodput[name] / goodput["FlowPrefill, layer stops"])]
-            rows.append([*cells, f"{part[part.policy == name].decision_us.mean():.0f}"])
+            rows.append([*cells, f"{part[part.policy == name].decision_us.median():.0f}"])
     heads = ["arrivals", "policy", "goodput", "/ FlowPrefill", "/ FlowPrefill with layer stops", "µs a decision"]
     best = table.pivot(index=["scenario", "seed"], columns="policy", values="goodput_rps")
     ratio = (best["feasible set"] / best["FlowPrefill"]).groupby("scenario").mean()
+    spent_us = table.groupby("policy").decision_us.median()
+    dearer = spent_us["feasible set"] / spent_us["FlowPrefill, layer stops"]
     return f"""
 ## A policy that beats FlowPrefill
 
@@ -125,14 +126,14 @@ serves it earliest deadline first, in batches that keep every member's deadline;
 (CV 2). Goodput seed by seed,
 ratios paired by seed with 95 % intervals (Student's t, {len(beyond.HEADLINE_SEEDS)} seeds):
 
-{_table(heads, rows)}
+{table_of(heads, rows)}
 
 Why: slack-aware EDF serves a request while it alone could still be on time, and finds out too late that not all of
 them can; in an overloaded second it spreads the loss over many. The feasible set gives up the few longest ones at once,
 and the time goes to requests that make it. Two smaller parts: what has started ends first where the others can wait,
 so that they gather into one batch; and layer stops pay fewer checks. A decision costs O(k log k) for the k
-requests that can still be on time alone, several times FlowPrefill's, in Python, and far below one operator
-check a layer.
+requests that can still be on time alone, here {dearer:.1f} times what FlowPrefill's with layer stops takes (both
+measured on a busy machine).
 """
 
 
@@ -153,7 +154,7 @@ def _who_wins(table: pd.DataFrame, bound: pd.DataFrame) -> str:
 
 Goodput, and its share of the bound of any schedule:
 
-{_table(["policy", *beyond.SCENARIOS], rows)}
+{table_of(["policy", *beyond.SCENARIOS], rows)}
 
 ![Goodput as a share of the bound, by policy and workload](img/beyond_share.png)
 
@@ -167,7 +168,7 @@ with Poisson arrivals and SLOs of 5 times the idle TTFT; they have one class.
 What each class attains at its policy's own goodput, Poisson: the tenth that is late is taken from the long
 ones by every policy.
 
-{_table(["policy", *classes], by_class)}
+{table_of(["policy", *classes], by_class)}
 """
 
 
@@ -186,23 +187,23 @@ def _where(goodput: pd.DataFrame) -> str:
         for name in goodput.index
         if name not in won
     ]
-    return text + (f" Elsewhere {_words(lost)}." if lost else "")
+    return text + (f" Elsewhere {words(lost)}." if lost else "")
 
 
 def _scales(table: pd.DataFrame, scenarios: pd.DataFrame, bound: pd.DataFrame) -> str:
-    middle = scenarios[(scenarios.scenario == "Poisson") & scenarios.policy.isin(beyond.FEW)].assign(slo_scale=1.0)
+    middle = scenarios[(scenarios.scenario == "Poisson") & scenarios.policy.isin(beyond.TWO)].assign(slo_scale=1.0)
     goodput = pd.concat([table, middle]).pivot(index="slo_scale", columns="policy", values="goodput_rps")
     rows = []
     for scale in sorted(goodput.index):
         best = bound.loc["Poisson" if scale == 1.0 else f"SLO x {scale:g}", ANY]
-        cells = [f"{goodput.loc[scale, name]:.2f} ({_share(goodput.loc[scale, name], best)})" for name in beyond.FEW]
+        cells = [f"{goodput.loc[scale, name]:.2f} ({_share(goodput.loc[scale, name], best)})" for name in beyond.TWO]
         rows.append([f"{scale:g}", *cells, f"{best:.1f}"])
     return f"""
 ## Tighter and looser SLOs
 
 All TTFT SLOs times a scale; goodput and share of the bound:
 
-{_table(["SLO scale", *beyond.FEW, ANY], rows)}
+{table_of(["SLO scale", *beyond.TWO, ANY], rows)}
 """
 
 
@@ -220,7 +221,7 @@ def _errors(table: pd.DataFrame, scenarios: pd.DataFrame) -> str:
 `predictor=noisy`: each length's prediction is off by exp(sigma z). The *80 % quantile* is a cautious scheduler that
 plans with the time the truth exceeds once in five (`predictor.quantile=0.8`). Goodput:
 
-{_table(heads, rows)}
+{table_of(heads, rows)}
 """
 
 
@@ -237,7 +238,7 @@ def _fairness(table: pd.DataFrame) -> str:
 A product may need 90 % of *each* class. The first column is the usual goodput, the second the rate up to which every
 class keeps its floor, the others each class's attainment at the first.
 
-{_table(heads, rows)}
+{table_of(heads, rows)}
 
 Weights (`policy.weights`) move the loss from long classes to short ones at a small price in all; they move the
 floor little,
@@ -271,9 +272,9 @@ bound doubled the mean
 TTFT, 450 to 969 ms, and that a bound of 50 ms brought it to 412 ms. There a prefill is suspended while
 *decodes* are many, with
 nothing that ever brings it back. FlowPrefill's order brings work back by its deadline. FlowPrefill on `mixed` with
-`policy.max_suspend_s`, {len(beyond.HEADLINE_SEEDS)} seeds of {beyond.HEADLINE_REQUESTS} requests:
+`policy.max_suspend_s`, {len(beyond.SUSPENSION_SEEDS)} seeds of {beyond.HEADLINE_REQUESTS} requests:
 
-{_table(heads, rows)}
+{table_of(heads, rows)}
 
 The effect does not appear: bounds shorten the longest suspension and cost urgent requests their SLO; at most the mean
 improves by little, and 50 ms is the worst choice for attainment. Where urgent load is steady enough that
@@ -298,11 +299,11 @@ def _granularity(checks: pd.DataFrame, headline: pd.DataFrame) -> str:
 
 A policy that chose its stops batch by batch, dense where they help and sparse where they only cost, could at
 best have operator stops
-and pay for no check. That ceiling, against the shipped granularities (Poisson; seeds {_words(beyond.SEEDS)} of
+and pay for no check. That ceiling, against the shipped granularities (Poisson; seeds {words(beyond.SEEDS)} of
 the first comparison, so that all is of
 the same {beyond.HEADLINE_REQUESTS} requests):
 
-{_table(["policy", "operator stops", "layer stops", "operator stops, free checks"], rows)}
+{table_of(["policy", "operator stops", "layer stops", "operator stops, free checks"], rows)}
 
 What is left above layer stops is within the precision of the search. Adaptive granularity was therefore not built: no
 rule could win more than this, and every batch would carry its own stops.
@@ -326,7 +327,7 @@ def _instances(table: pd.DataFrame, bound: pd.DataFrame) -> str:
 Goodput of four instances by router, and its share of the bound ({best:.1f} req/s; a request may move between
 instances freely there):
 
-{_table(["`router=`", *names], rows)}
+{table_of(["`router=`", *names], rows)}
 
 `feasible_routing` sends a request where the most others stay on time with it, and among equals where it ends
 first in the order
@@ -348,7 +349,7 @@ def _causes(table: pd.DataFrame) -> str:
 `task=explain` follows each missed request's slack until it is gone: what took most of it is the cause, and causes add
 up to all misses. `mixed` at {beyond.MISSES_RPS:g} req/s, {beyond.HEADLINE_REQUESTS} requests, seed 0:
 
-{_table(["cause", *names], rows)}
+{table_of(["cause", *names], rows)}
 
 ![Misses by cause and policy](img/beyond_causes.png)
 
@@ -367,10 +368,11 @@ CLOSING = """
   shortest of the set first instead of the earliest deadline: within 1 % of the feasible set without them.
 - Larger or smaller joint batches than 2048 tokens (1024, 4096): 2 % and 5 % worse.
 - Asking the policy at every layer and keeping a prefill running until the last moment the others allow: no better than
-  letting it run to its end where they can wait for that, at ten times the decisions.
+  letting it run to its end where they can wait for that, at many times the decisions.
 - Slack as a share of the SLO, and second deadlines for late requests: below FlowPrefill, above.
 
-The first three were tried in passing (2000 requests, two seeds) and are not in the tables.
+The first three were tried while the policy was made (2000 requests, seeds 0 and 1), the first two before what has
+started went on, and are not in the tables.
 
 ## What is not here
 
@@ -409,28 +411,3 @@ def _interval(ratios: pd.Series) -> str:
         return "1"
     half = stats.t.ppf(0.975, len(ratios) - 1) * ratios.std(ddof=1) / math.sqrt(len(ratios))
     return f"{ratios.mean():.3f} ± {half:.3f}"
-
-
-def _words(items: Iterable[object]) -> str:
-    words = [str(item) for item in items]
-    return ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
-
-
-def _wrapped(section: str) -> str:
-    """A section with its paragraphs and list items in lines of up to 118 letters; tables and code as they are."""
-    blocks = section.strip().split("\n\n")
-    return "\n\n".join(block if block.startswith(("#", "|", "!", "```")) else _lines(block) for block in blocks)
-
-
-def _lines(block: str) -> str:
-    items = re.split(r"\n(?=- )", block)
-    return "\n".join(
-        textwrap.fill(" ".join(item.split()), 118, subsequent_indent="  " if item.startswith("- ") else "",
-                      break_long_words=False, break_on_hyphens=False)
-        for item in items
-    )  # fmt: skip
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)

@@ -38,6 +38,7 @@ from flowsim.latency import LatencyModel, Predictor
 from flowsim.load import offered_load
 from flowsim.metrics import Result
 from flowsim.names import shipped, unknown
+from flowsim.overheads import with_overheads
 from flowsim.policy import Policy
 from flowsim.pool import Cluster, Pool
 from flowsim.profile import load_profile
@@ -66,9 +67,10 @@ def normalised(overrides: Sequence[str]) -> list[str]:
 
     `+policy=` and `+workload=` choose like `policy=` and `workload=`. A key inside a group (`workload.rate_scale=2`)
     may be any that the chosen class or function reads, whether or not its file shows it: `build` names those that
-    are not read.
+    are not read. `experiment=` adds a file of conf/experiment, which changes the whole configuration.
     """
     chosen = [re.sub(r"^\+(?=(policy|workload)=)", "", override) for override in overrides]
+    chosen = [re.sub(r"^\+?experiment=", "+experiment@_global_=", override) for override in chosen]
     return [f"++{one}" if re.match(rf"({'|'.join(GROUPS)})\.[\w.]+=", one) else one for one in chosen]
 
 
@@ -145,7 +147,8 @@ class Setup:
                         pass_tokens=pool.pass_tokens, stops=(pool.policy or self.policy).stops
                     ),
                 )
-                for pool in cluster.pools.values()
+                for name, pool in cluster.pools.items()
+                if name not in cluster.decoding
             ],
         )
 
@@ -168,7 +171,8 @@ def build(config: DictConfig, objects: Mapping[str, Any] | None = None) -> Setup
     for key, kind in TYPES.items():
         _check_type(config[key], kind, key)
     if "latency" not in own:
-        own["latency"] = LatencyModel(load_profile(config.model, str(config.gpu)), config.tp)
+        profile = with_overheads(load_profile(config.model, str(config.gpu)), config.overheads)
+        own["latency"] = LatencyModel(profile, config.tp)
     latency: LatencyModel = own["latency"]
     offered = {"isolated_s": latency.isolated_s, "max_context_tokens": latency.profile.max_context_tokens}
     if "workload" not in own:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from flowsim.core import Batch, Job, Part
 from flowsim.policy import InteractiveFirst, View, arrival, named
-from flowsim.queue import Order, indexed
+from flowsim.queue import Order
 from flowsim.timeline import Stops
 
-__all__ = ["HYBRID_ORDERS", "HybridChunked", "InteractiveLIFO", "aged"]
+__all__ = ["HYBRID_ORDERS", "HybridChunked", "InteractiveLIFO"]
 
 Work = Job | Batch
 
@@ -35,20 +35,6 @@ class InteractiveLIFO:
         return math.inf
 
 
-def aged(limit_s: float, order: Order) -> Order:
-    """An order in which what arrived `limit_s` ago or earlier precedes everything else, the oldest first; before that
-    it is `order`."""
-
-    def ageing(work: Work, view: View) -> tuple[bool, object]:
-        return (False, work.arrival_s) if view.now_s >= work.arrival_s + limit_s else (True, order(work, view))
-
-    def flips_s(work: Work, view: View) -> float:
-        old_s = work.arrival_s + limit_s
-        return min((at_s for at_s in (old_s, order.flips_s(work, view)) if at_s > view.now_s), default=math.inf)  # type: ignore[attr-defined]
-
-    return indexed(flips_s)(ageing) if hasattr(order, "flips_s") else ageing
-
-
 class HybridChunked:
     """Each step every sequence that decodes gets a token, and what is left of the budget goes to waiting prompts.
 
@@ -63,8 +49,9 @@ class HybridChunked:
         chunk: of one prompt in a step, at most; None: the budget.
         order: who is first: `interactive_first`, `interactive_lifo`, `arrival`, or a function or its dotted path.
         interactive_s: requests with a TTFT SLO of at most so many seconds are interactive.
-        age_s: a prompt that arrived so long ago precedes all others, so that a stream of interactive ones cannot starve
-            it. inf: never.
+        age_s: of the prompts that arrived so long ago the oldest comes first in each step, with `aged_share` of what
+            the decodes leave of it, so that a stream of interactive ones cannot starve it. inf: never.
+        aged_share: above 0, at most 1.
 
     Raises:
         ValueError: a value out of its range, an unknown order.
@@ -80,6 +67,7 @@ class HybridChunked:
         order: Order | str = "interactive_first",
         interactive_s: float = 1.0,
         age_s: float = math.inf,
+        aged_share: float = 0.25,
     ) -> None:
         for name, value in (("tokens", tokens), ("chunk", chunk)):
             if (value is not None or name != "chunk") and not (isinstance(value, int) and value >= 1):
@@ -88,13 +76,15 @@ class HybridChunked:
             raise ValueError(f"policy.interactive_s is {interactive_s}; it must be at least 0")
         if not age_s > 0.0:
             raise ValueError(f"policy.age_s is {age_s}; it must be above 0 (inf for no ageing)")
+        if not 0.0 < aged_share <= 1.0:
+            raise ValueError(f"policy.aged_share is {aged_share}; it must be above 0 and at most 1")
         self.tokens = tokens
         self.chunk = chunk
         shipped = {name: make(interactive_s) for name, make in HYBRID_ORDERS.items()}
         self.order: Order = named(order, shipped, "policy.order")
         self.interactive_s = interactive_s
         self.age_s = age_s
-        self._order = aged(age_s, self.order) if age_s < math.inf else self.order
+        self.aged_share = aged_share
 
     def select(self, view: View) -> Batch | None:
         running = view.running
@@ -110,12 +100,16 @@ class HybridChunked:
     def _step(self, view: View) -> tuple[list[Job], list[Part]]:
         """Who decodes in the next step, and which chunks are prefilled beside them."""
         decodes: list[Job] = list(view.decoding)
-        parts: list[Part] = []
         room = self.tokens - len(decodes)
+        parts = self._aged(view, room, decodes)
+        room -= sum(part.tokens for part in parts)
+        first = parts[0].job if parts else None
         blocked = False
-        for job in view.waiting.by(self._order):
+        for job in view.waiting.by(self.order):
             if room < 1:
                 break
+            if job is first:
+                continue
             if not job.left_tokens:
                 if view.fits(parts, [*decodes, job]):
                     decodes.append(job)
@@ -129,6 +123,17 @@ class HybridChunked:
             parts.append(part)
             room -= part.tokens
         return decodes, parts
+
+    def _aged(self, view: View, room: int, decodes: list[Job]) -> list[Part]:
+        """The oldest prompt's share of a step, once it is old enough."""
+        if self.age_s == math.inf or room < 1:
+            return []
+        oldest = view.waiting.first(arrival)
+        if oldest is None or not oldest.left_tokens or view.now_s < oldest.arrival_s + self.age_s:
+            return []
+        share = max(1, int(self.aged_share * room))
+        part = Part(oldest, min(view.left_tokens(oldest), share, self.chunk or share))
+        return [part] if oldest.done_tokens or view.fits([part], decodes) else []
 
     def __repr__(self) -> str:
         order = getattr(self.order, "__name__", self.order)

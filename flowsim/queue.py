@@ -98,7 +98,9 @@ class JobQueue(Generic[W]):
         if len(self._work) > 1:
             index = self._indexed(order)
             return min(self._ranked(order)) if index is None else index.front()
-        return next(self._ranked(order), None)
+        for work in self._work.values():  # the only one
+            return order(work, self._view), work.id, work
+        return None
 
     def _ranked(self, order: Order) -> Iterator[Ranked[W]]:
         """All work with its rank, in no order."""

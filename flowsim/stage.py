@@ -144,7 +144,7 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
     for position, (job, new) in enumerate(batch.parts):
         waiting.remove(job)
         if not job.done_tokens:
-            job.done_tokens = found = cached_tokens(kv, job)
+            job.done_tokens = found = cached_tokens(kv, job) if kv.remembers else 0
             kv.take(job.id, kv.blocks(job.prompt_tokens), job.block_name)
             if job.start_s != job.start_s:
                 job.start_s = batch.since_s
@@ -152,12 +152,13 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
             else:
                 job.recomputed_tokens -= found
             admitted(job)
-            new = min(new, job.prompt_tokens - job.done_tokens)
-        kv.fill(job.id, (job.done_tokens + new) // kv.block_tokens, job.block_name)
+            new = min(new, job.prompt_tokens - found)
+        if kv.remembers:
+            kv.fill(job.id, (job.done_tokens + new) // kv.block_tokens, job.block_name)
         batch.blocks += kv.held(job.id)
         tokens.append((new, job.done_tokens))
         rows.add((batch.number, own.index, job.id, position, new, job.done_tokens, slowest))
-    if any(part.tokens != new for part, (new, _) in zip(batch.parts, tokens, strict=True)):
+    if kv.remembers and any(part.tokens != new for part, (new, _) in zip(batch.parts, tokens, strict=True)):
         batch.parts = tuple(Part(part.job, new) for part, (new, _) in zip(batch.parts, tokens, strict=True))
         batch.tokens = len(batch.decodes) + sum(new for new, _ in tokens)
     return tokens

@@ -148,7 +148,7 @@ def _pool(pool: Mapping[str, Any], requests: Columns, segments: Columns, simulat
 def _prefilling(run: Mapping[str, Any]) -> int:
     """Instances that the router sends requests to."""
     pools = run["pools"]
-    decoding = {pool["decode"] for pool in pools.values()}
+    decoding = {pool.get("decode") for pool in pools.values()}  # not in the runs of older versions
     return sum(pool["instances"][1] - pool["instances"][0] + 1 for name, pool in pools.items() if name not in decoding)
 
 

@@ -116,13 +116,14 @@ class InstanceView:
 
     def blocks(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> int:
         """KV blocks that starting these would take."""
-        needed = 0
+        needed, kv = 0, self._kv
         for job, _ in parts:
             if not job.done_tokens:
-                needed += self._kv.needs(job.block_name, self._kv.blocks(job.prompt_tokens))
+                blocks = kv.blocks(job.prompt_tokens)
+                needed += kv.needs(job.block_name, blocks) if kv.remembers else blocks
         for job in decodes:
-            if job in self.waiting and not self._kv.held(job.id):
-                needed += self._kv.blocks(job.context_tokens)
+            if job in self.waiting and not kv.held(job.id):
+                needed += kv.blocks(job.context_tokens)
         return needed
 
     def left_tokens(self, job: Job) -> int:

@@ -18,7 +18,7 @@ MAX_LINES = 400
 LAYERS = (
     ("timeline",),
     ("core",),
-    ("names", "markup", "profile", "latency", "load", "predictor", "kv", "queue", "workload", "profiler"),
+    ("names", "markup", "profile", "overheads", "latency", "load", "predictor", "kv", "queue", "workload", "profiler"),
     ("view", "policy", "batching", "bound", "feasible", "rivals", "hybrid"),
     (
         "log",
@@ -54,6 +54,7 @@ ONLY = {
     "log": set(),
     "profiler": {"latency", "names", "profile", "timeline"},
     "profile": {"markup", "names"},
+    "overheads": {"names", "profile"},
     "latency": {"profile", "timeline"},
     "workload": {"core", "names"},
     "policy": {"core", "markup", "names", "queue", "timeline"},

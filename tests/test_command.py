@@ -218,6 +218,8 @@ MISTAKES = {  # what was typed: what the complaint must offer
     "workload.rate_rps=abc": ["workload.rate_rps", "'abc'", "number"],
     "workload=trace": ["workload.path"],
     "workload=trace workload.path=nowhere.csv": ["nowhere.csv"],
+    "overheads.chek_s=1e-5": ["overheads.chek_s", "overheads"],
+    "overheads.check_s=-1": ["overheads.check_s", "at least 0"],
     "cluster.instances=0": ["cluster.instances", "at least 1"],
 }
 

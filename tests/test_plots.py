@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 from toys import checked, toy_latency, workload
 
-from flowsim import Alone, ComposedPolicy
+from flowsim import Alone, ComposedPolicy, LatencyModel, load_profile
+from flowsim.config import build, compose
 from flowsim.report import plots
 from flowsim.report.blocked import Blocked, worst_blocked
+from flowsim.report.series import heads
 from flowsim.report.style import label, looks
 
 POLICIES = ("flowprefill", "chunked_2k", "chunked_8k", "fcfs", "mine", "theirs", "a_third")
@@ -99,12 +102,12 @@ def test_lines_are_means_over_seeds_with_their_intervals():
 
 def test_one_row_per_point_brings_its_own_interval():
     own = table(seeds=1).assign(
-        attainment_low=lambda t: t.attainment - 0.1, attainment_high=lambda t: t.attainment + 0.2
+        attainment_low=lambda t: t.attainment - 0.1, attainment_high=lambda t: t.attainment + 0.05
     )
     figure = plots.attainment(own[own.policy == "fcfs"])
     (container,) = figure.axes[0].containers
     lengths = [part[1][1] - part[0][1] for part in container.lines[2][0].get_segments()]
-    assert lengths == pytest.approx([0.3] * 4)
+    assert lengths == pytest.approx([0.15] * 4)
 
 
 def test_an_interval_wider_than_the_axis_leaves_the_figure_whole():
@@ -222,3 +225,16 @@ def test_drawing_leaves_matplotlibs_settings_alone():
     before = dict(mpl.rcParams)
     FIGURES["attainment"]()
     assert dict(mpl.rcParams) == before
+
+
+def test_decodes_alone_are_neither_less_urgent_nor_anybodys_colour():
+    requests = [
+        replace(one, output_tokens=400) for one in workload((0.0, 100, 9.0), (0.1, 100, 0.05), (0.2, 9000, 9.0))
+    ]
+    policy = build(compose(["policy=hybrid_chunked"])).policy
+    result = checked(requests, policy, LatencyModel(load_profile("llama3-8b", "a100")), decode="here")
+    assert (heads(result.tables)[result.tables["segments"]["batch"]] < 0).any(), "some batches only decode"
+    found = worst_blocked(result)
+    assert found is None or found.behind >= 0
+    names = [text.get_text() for text in plots.worst_blocking(result).legends[0].get_texts()]
+    assert "decodes alone" in names

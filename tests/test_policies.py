@@ -120,10 +120,10 @@ def test_ageing_lets_a_long_prompt_through_a_stream_of_interactive_ones():
     requests = workload((0.0, 30, 900.0), *[(9.5 * place, 10, 0.5) for place in range(60)])
     ttft_s = []
     for age_s in ("inf", "50"):
-        policy = shipped("hybrid_chunked", "tokens=10", "chunk=10", f"age_s={age_s}")
+        policy = shipped("hybrid_chunked", "tokens=10", "chunk=10", f"age_s={age_s}", "aged_share=0.5")
         ttft_s.append(checked(requests, policy, SECOND).requests.ttft_s[0])
     assert ttft_s[0] > 500.0
-    assert 50.0 < ttft_s[1] <= 50.0 + 10.0 + 30.0
+    assert 50.0 < ttft_s[1] <= 50.0 + 10.0 + 60.0
 
 
 # 5000 tokens due 100; 3000 tokens at 1 s due 3: hopeless on arrival; 1000 tokens at 1.5 s due 11.5

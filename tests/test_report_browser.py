@@ -185,7 +185,9 @@ def test_a_chart_zooms_by_dragging_and_by_keys_and_shows_all_again(browser, page
     opened.page.mouse.down()
     opened.page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 22, steps=5)
     opened.page.mouse.up()
-    opened.page.wait_for_timeout(300)
+    opened.page.wait_for_function(
+        "from => document.getElementById('latency-0-0').layout.xaxis.range[0] > from", arg=whole[0]
+    )
     dragged = opened.range("latency-0-0")
     assert dragged[1] - dragged[0] == pytest.approx(0.3 * (whole[1] - whole[0]), rel=0.02)
     opened.page.focus("#latency-0-0")
@@ -193,7 +195,9 @@ def test_a_chart_zooms_by_dragging_and_by_keys_and_shows_all_again(browser, page
     closer = opened.range("latency-0-0")
     assert closer[1] - closer[0] == pytest.approx(0.5 * (dragged[1] - dragged[0]))
     opened.page.keyboard.press("0")
-    opened.page.wait_for_timeout(300)
+    opened.page.wait_for_function(
+        "from => document.getElementById('latency-0-0').layout.xaxis.range[0] < from", arg=dragged[0]
+    )
     assert opened.range("latency-0-0") == pytest.approx(whole, rel=0.02)
     assert opened.complaints == []
     opened.page.close()
@@ -248,7 +252,7 @@ def test_the_timeline_moves_with_buttons_keys_and_the_wheel_and_says_what_it_lea
     box = page.locator("#gantt .nsewdrag").first.bounding_box()
     page.mouse.move(box["x"] + 0.5 * box["width"], 400)
     page.mouse.wheel(0, -200)
-    page.wait_for_timeout(500)
+    page.wait_for_function("Number(document.getElementById('from').value) > 5")
     from_s, to_s = opened.window()
     assert 5.0 < from_s < to_s < 7.0
     page.fill("#from", "0")

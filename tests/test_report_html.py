@@ -58,6 +58,10 @@ class Page(HTMLParser):
     def data(self) -> dict:
         return json.loads(self.raw["data"])
 
+    @property
+    def timelines(self) -> list[dict]:
+        return [json.loads(text) for name, text in self.raw.items() if name.startswith("timeline-")]
+
 
 def page(*results: Result, folder: Path, **options: object) -> Page:
     runs = [Run(f"run {number}", f"title {number}", result) for number, result in enumerate(results)]
@@ -86,11 +90,12 @@ def test_every_chart_has_a_place_on_the_page_and_every_place_a_chart(tmp_path):
     assert set(made.data["figures"]) < set(made.ids)
     places = re.findall(r'class="plot" id="([\w-]+)"', made.source)
     assert set(places) - {"gantt"} == set(made.data["figures"])
+    assert len(made.timelines) == 2
 
 
 def test_the_timeline_holds_the_tables_to_the_last_bit(tmp_path):
     result = run(instances=2)
-    (packed,) = page(result, folder=tmp_path).data["timelines"]
+    (packed,) = page(result, folder=tmp_path).timelines
     order = np.argsort(result.tables["segments"]["start_s"], kind="stable")
     for name in ("start_s", "end_s", "batch", "instance", "first_op", "last_op"):
         assert np.array_equal(unpacked(packed["segments"][name]), result.tables["segments"][name][order])
@@ -108,7 +113,7 @@ def test_the_timeline_holds_the_tables_to_the_last_bit(tmp_path):
 def test_a_run_too_long_for_one_page_has_the_segments_around_its_window(tmp_path, monkeypatch):
     monkeypatch.setattr(timeline_data, "MOST_SEGMENTS", 50)
     result = run()
-    (packed,) = page(result, folder=tmp_path, window_s=(20.0, 21.0)).data["timelines"]
+    (packed,) = page(result, folder=tmp_path, window_s=(20.0, 21.0)).timelines
     start_s = unpacked(packed["segments"]["start_s"])
     assert len(start_s) == 50
     assert packed["span_s"][0] == start_s[0] < 20 < 21 < packed["span_s"][1] < packed["end_s"]
@@ -132,7 +137,7 @@ def test_odd_runs_have_a_page_too_alone_and_beside_another(requests, tmp_path):
         made = page(*results, folder=tmp_path)
         assert made.data["labels"] == [f"run {number}" for number in range(len(results))]
         assert made.raw["data"].count("</") == 0
-        assert made.source.count("</script>") == 3
+        assert made.source.count("</script>") == 3 + len(results)
 
 
 def test_a_run_that_was_ended_early_says_so_first(tmp_path):
@@ -202,7 +207,7 @@ def test_the_command_writes_one_page_on_several_runs_under_labels_that_tell_them
     assert capsys.readouterr().out == f"{tmp_path}/new/page.html\n"
     assert Page(tmp_path / "new/page.html").data["labels"] == ["0 (a/0)", "0 (b/0)"]
     assert main([str(tmp_path / "a/0"), "--window-s", "3", "4"]) == 0
-    (packed,) = Page(tmp_path / "a/0/report.html").data["timelines"]
+    (packed,) = Page(tmp_path / "a/0/report.html").timelines
     assert packed["window_s"] == [3.0, 4.0]
 
 

@@ -222,3 +222,30 @@ def test_a_study_leaves_hydra_as_it_was():
     assert GlobalHydra.instance().hydra is before
     assert (choices["policy"], settings["tp"], settings["workload"]["seed"]) == ("fcfs", 2, 5)
     assert build(compose(["policy=fcfs", "seed=5", "tp=2"])).seed == 5
+
+
+def test_a_grid_is_searched_in_each_of_its_cells(tmp_path):
+    for task, figure, more in (
+        ("goodput", "goodput_rps", ""),
+        ("slo_scale", "slo_scale", "workload.rate_rps=2 task.scales=[0.5,1,2]"),
+    ):
+        command = (
+            f"task={task} task.precision=0.3 task.grid={{policy:[fcfs,flowprefill]}} task.seeds=[0] {more} {SMALL}"
+        )
+        done = run(tmp_path, command)
+        assert done.returncode == 0, done.stderr
+        table = pd.read_csv(tmp_path / f"out/{task}.csv").set_index("policy")
+        assert list(table.index) == ["fcfs", "flowprefill"]
+        assert len(json.loads((tmp_path / f"out/{task}.json").read_text())) == 2
+        assert (tmp_path / f"out/{task}.png").is_file()
+        better = table[figure].flowprefill / table[figure].fcfs
+        assert better > 1.0 if task == "goodput" else better < 1.0
+
+
+def test_an_experiment_is_a_configuration_that_changes_the_whole_one():
+    for spelling in ("+experiment=burstiness", "experiment=burstiness"):
+        config = compose([spelling, "workload.num_requests=10"])
+        assert (config.gpu, config.workload.num_requests) == ("a800", 10)
+        assert set(config.task.grid) == {"policy", "cv"}
+    with pytest.raises(ValueError, match="did you mean 'burstiness'"):
+        compose(["+experiment=burstines"])

@@ -46,8 +46,9 @@ def worst_blocked(result: Result) -> Blocked | None:
     requests, parts = tables["requests"], tables["batches"]
     allowed_s = _allowed_s(requests)
     due_s = requests["arrival_s"] + allowed_s
-    batch_due_s = np.full(int(parts["batch"].max(initial=-1)) + 1, np.inf)
+    batch_due_s = np.full(len(heads(tables)), np.inf)
     np.minimum.at(batch_due_s, parts["batch"], due_s[parts["request"]])
+    batch_due_s[heads(tables) < 0] = -np.inf  # decodes alone are not less urgent than a prefill
     served = _Served(result, batch_due_s)
     possible = requests["measured"] & (requests["isolated_s"] <= allowed_s)
     most = np.where(possible, requests["queued_s"], np.nan) / allowed_s

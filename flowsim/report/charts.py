@@ -84,14 +84,14 @@ def over_time(result: Result, classes: Sequence[str]) -> Figure:
     tables, run = result.tables, result.run
     edges_s = np.linspace(0.0, max(last_s(tables), 1e-9), TIMES + 1)
     at_s, width_s = (edges_s[:-1] + edges_s[1:]) / 2, edges_s[1]
-    instances = run["instances"]
+    instances, asked = run["instances"], _asked(run)
     requests = tables["requests"]
     gpu_s = np.nan_to_num(requests["isolated_s"] - run.get("request_s", 0.0))
     asked_s, _ = np.histogram(requests["arrival_s"], edges_s, weights=gpu_s)
     use, queue, parked = busy(tables), waiting(tables), suspended(tables)
     traces = [
         *_attainment(requests, classes),
-        panel(2, line(at_s, asked_s / width_s / instances, "offered load", 0)),
+        panel(2, line(at_s, asked_s / width_s / asked, "offered load", 0)),
         panel(2, line(at_s, shares(use, edges_s) / instances, "utilisation", 1, dash="dash")),
     ]
     if 1 < instances <= 8:
@@ -206,11 +206,20 @@ def distribution(values: Array, among: int) -> tuple[Array, Array]:
 
 def figure(traces: Sequence[Figure], *, x: Figure, y: Figure, height: int = 340, **layout: Any) -> Figure:
     """A figure; without traces it says that there is nothing to show."""
-    made = {"xaxis": x, "yaxis": y, "height": height, "showlegend": True, **layout}
+    made = {"xaxis": {**x, **_ticks(x, traces)}, "yaxis": y, "height": height, "showlegend": True, **layout}
     if not traces:
         nothing = {"text": "nothing to show", "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
         made["annotations"] = [nothing]
     return {"data": list(traces), "layout": made}
+
+
+def _ticks(x: Figure, traces: Sequence[Figure]) -> Figure:
+    """Labels of a logarithmic axis that neither crowd nor run out: every digit, 1 2 5, or powers of ten."""
+    values = [value for trace in traces for value in trace["x"] if isinstance(value, int | float) and value > 0]
+    if x.get("type") != "log" or not values:
+        return {}
+    decades = float(np.log10(max(values) / min(values)))
+    return {"dtick": "D1" if decades < 0.8 else "D2" if decades < 3 else 1}
 
 
 def line(
@@ -273,6 +282,13 @@ def rounded(values: Array) -> list[float | None]:
 def plain(name: str) -> str:
     """A name as plotly shows it letter by letter, not as markup."""
     return name.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _asked(run: Mapping[str, Any]) -> int:
+    """Instances that requests are sent to: all but those of pools that only decode."""
+    pools = run["pools"]
+    decoding = {pool.get("decode") for pool in pools.values()}
+    return sum(pool["instances"][1] - pool["instances"][0] + 1 for name, pool in pools.items() if name not in decoding)
 
 
 def _attainment(requests: Columns, classes: Sequence[str]) -> list[Figure]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from flowsim.report.style import COLUMN_IN, LINES, PAGE_IN, Look, drawn, figure_of, label, legend_above, looks, plain
 from flowsim.report.tidy import Series, series
@@ -114,7 +117,7 @@ def _panels(
     aspect = 0.08 + 0.54 / max(len(columns), 2) if side_by_side else 0.04 + 0.52 * len(columns)
     figure = figure_of(width_in, aspect)
     panels = figure.subplots(*shape, sharex=not side_by_side, squeeze=False).flat
-    found = [series(table, x, y, by) for y in columns]
+    found = [[_within(one, y) for one in series(table, x, y, by)] for y in columns]
     styles = looks(one.name for of_column in found for one in of_column)
     for axes, y, lines in zip(panels, columns, found, strict=True):
         steps = _x_axis(axes, [place for one in lines for place in one.x])
@@ -131,6 +134,17 @@ def _panels(
     else:
         legend_above(figure, title)
     return figure
+
+
+def _is_share(column: str) -> bool:
+    return column in ("attainment", "utilisation", "share") or column.endswith(("_share", "_attainment"))
+
+
+def _within(one: Series, column: str) -> Series:
+    """The same points; the interval of a share, which few seeds make wide, ends at nothing and at the whole."""
+    if not _is_share(column):
+        return one
+    return replace(one, low=np.clip(one.low, 0.0, 1.0), high=np.clip(one.high, 0.0, 1.0))
 
 
 def _line(axes: Axes, one: Series, x: Sequence[float], look: Look) -> None:
@@ -180,7 +194,7 @@ def _y_axis(axes: Axes, y: str) -> None:
     """Shares as percentages; everything else from zero, and attainment to the whole."""
     from matplotlib.ticker import PercentFormatter
 
-    if y in ("attainment", "utilisation", "share") or y.endswith(("_share", "_attainment")):
+    if _is_share(y):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_ylim(0.0 if axes.get_ylim()[0] < 0.5 else None, 1.0)
     elif axes.get_ylim()[0] > 0.0:

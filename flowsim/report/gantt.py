@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["timeline", "worst_blocking"]
 
 MARK = "0.92"  # the shade behind the row of the request that matters
+DECODES = "0.78"  # the GPU's colour while no prefill is in its batch
 
 
 @drawn
@@ -103,7 +105,8 @@ def _timeline(
     more = f" ({others} more {'wait' if others > 1 else 'waits'} or run meanwhile)" if others else ""
     axes.set(xlim=window_s, ylim=(len(shown) + 0.6, -0.6), xlabel=f"time [s]{more}")
     axes.grid(axis="y", visible=False)
-    _legend(figure, sorted(set(requests["slo_class"][[*shown, *ran.request.tolist()]].tolist())), styles)
+    classes = sorted(set(requests["slo_class"][[*shown, *ran.request[ran.request >= 0].tolist()]].tolist()))
+    _legend(figure, {**{name: styles[name].colour for name in classes}, **_decodes(ran)})
     return figure
 
 
@@ -117,7 +120,9 @@ def _shown(
     there = np.flatnonzero(here & (requests["arrival_s"] < window_s[1]) & (until_s > window_s[0]))
     ran = busy(result.tables).at(instance)
     overlap_s = np.minimum(ran.end_s, window_s[1]) - np.maximum(ran.start_s, window_s[0])
-    ran_s = np.bincount(ran.request, weights=np.maximum(overlap_s, 0.0), minlength=len(here))[there]
+    prefills = ran.request >= 0
+    weights = np.maximum(overlap_s, 0.0)[prefills]
+    ran_s = np.bincount(ran.request[prefills], weights=weights, minlength=len(here))[there]
     waited_s = np.minimum(until_s[there], window_s[1]) - np.maximum(requests["arrival_s"][there], window_s[0])
     rank = np.lexsort((-waited_s, -ran_s, ~np.isin(there, wanted)))[:rows]
     return sorted(there[rank].tolist()), max(0, len(there) - rows)
@@ -125,7 +130,10 @@ def _shown(
 
 def _gpu(axes: Axes, ran: Intervals, requests: Columns, styles: dict[Any, Look]) -> None:
     stretches = np.column_stack([ran.start_s, ran.end_s - ran.start_s])
-    colours = [styles[name].colour for name in requests["slo_class"][ran.request].tolist()]
+    classes = requests["slo_class"][ran.request].tolist()
+    colours = [
+        styles[name].colour if head >= 0 else DECODES for name, head in zip(classes, ran.request.tolist(), strict=True)
+    ]
     axes.broken_barh(stretches.tolist(), (-0.4, 0.8), color=colours, edgecolor="white", linewidth=0.4)
 
 
@@ -151,7 +159,12 @@ def _row(axes: Axes, place: int, story: Story, requests: Columns, look: Look) ->
               markersize=4.5, zorder=5)  # fmt: skip
 
 
-def _legend(figure: Figure, classes: Sequence[str], styles: dict[Any, Look]) -> None:
+def _decodes(ran: Intervals) -> dict[str, str]:
+    """The legend's entry for batches that only decode, where there are some."""
+    return {"decodes alone": DECODES} if (ran.request < 0).any() else {}
+
+
+def _legend(figure: Figure, colours: dict[str, str]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -160,7 +173,7 @@ def _legend(figure: Figure, classes: Sequence[str], styles: dict[Any, Look]) -> 
             [], [], linestyle="", marker=marker, color=face, markeredgecolor="black", markersize=size, label=name
         )
 
-    handles: list[Any] = [Patch(color=styles[name].colour, label=plain(name)) for name in classes]
+    handles: list[Any] = [Patch(color=colour, label=plain(name)) for name, colour in colours.items()]
     handles += [
         Patch(color="0.35", label="runs"),
         Patch(facecolor="white", edgecolor="0.35", hatch="////", label="is paused"),
@@ -170,7 +183,10 @@ def _legend(figure: Figure, classes: Sequence[str], styles: dict[Any, Look]) -> 
         mark("o", "white", 4.5, "first token in time"),
         mark("X", "black", 4.5, "late"),
     ]
-    across = min(len(handles), int(figure.get_figwidth() * 1.6))
+    letters = sum(len(handle.get_label()) + 7 for handle in handles)
+    rows = math.ceil(letters / (17 * figure.get_figwidth()))
+    figure.set_figheight(figure.get_figheight() + 0.15 * (rows - 1))
+    across = math.ceil(len(handles) / rows)
     figure.legend(handles=handles, loc="outside lower center", ncols=across, columnspacing=1.2, handlelength=1.6)
 
 

@@ -108,7 +108,6 @@ def write_page(runs: Sequence[Run], path: Path, window_s: tuple[float, float] | 
         "figures": figures,
         "classes": classes,
         "labels": [run.label for run in runs],
-        "timelines": [timeline(result, classes, window_s) for result in results],
     }
     summaries = [result.summary() for result in results]
     text = environment.get_template("page.html.j2").render(
@@ -124,13 +123,19 @@ def write_page(runs: Sequence[Run], path: Path, window_s: tuple[float, float] | 
         settings=_settings(runs),
         profiles=[text for run in runs if (text := _profile(run))],
         version=metadata.version("flowsim-prefill"),
-        data=json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
+        data=_json(data),
+        timelines=[_json(timeline(result, classes, window_s)) for result in results],
         style=(PAGE / "page.css").read_text(encoding="utf-8"),
         script=(PAGE / "page.js").read_text(encoding="utf-8"),
         plotly=get_plotlyjs(),
     )
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def _json(data: Mapping[str, Any]) -> str:
+    """JSON that may stand in a script element."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
 
 
 def _sections(runs: Sequence[Run], classes: Sequence[str]) -> dict[str, list[dict[str, Any]]]:

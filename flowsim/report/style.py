@@ -158,6 +158,7 @@ def plain_decades(axes: Axes) -> None:
 
 def label(column: str) -> str:
     """A column's name as an axis shows it, with its unit: `token_budget_tokens` becomes `token budget [tokens]`."""
+    column = column.removeprefix("workload.")
     if column in LABELS:
         return LABELS[column]
     for ending, unit in UNITS.items():

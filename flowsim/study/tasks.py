@@ -42,8 +42,12 @@ __all__ = ["Compare", "Goodput", "SLOScale", "Sweep"]
 
 @dataclass(frozen=True)
 class Goodput:
-    """`task=goodput`: `goodput.json`, `evaluations.csv` (every run), `goodput.png`. Keys as of `flowsim.goodput`."""
+    """`task=goodput`: `goodput.json`, `evaluations.csv` (every run), `goodput.png`. Keys as of `flowsim.goodput`.
 
+    With a `grid` it is searched in each of its cells: `goodput.csv` has a row for each, and `goodput.json` the same.
+    """
+
+    grid: Mapping[str, Any] | None = None
     target: float = 0.9
     per_class: bool = False
     attained: str = "attainment"
@@ -66,6 +70,7 @@ class Goodput:
         found = studied(
             lambda progress: rates.goodput(
                 self.overrides,
+                self.grid,
                 target=self.target,
                 per_class=self.per_class,
                 attained=self.attained,
@@ -83,6 +88,8 @@ class Goodput:
             folder,
             quiet,
         )
+        if self.grid:
+            return by_cell(found, list(self.grid), "goodput", "goodput_rps", report=report, folder=folder, quiet=quiet)
         row = rows_of(found.table)[0]
         curve = rows_of(found.curve)
         write_json(
@@ -120,8 +127,12 @@ class Goodput:
 
 @dataclass(frozen=True)
 class SLOScale:
-    """`task=slo_scale`: `slo_scale.json`, `evaluations.csv`, `slo_scale.png`. Keys as of `flowsim.slo_scale`."""
+    """`task=slo_scale`: `slo_scale.json`, `evaluations.csv`, `slo_scale.png`. Keys as of `flowsim.slo_scale`.
 
+    With a `grid` each of its cells has a row in `slo_scale.csv` and `slo_scale.json`.
+    """
+
+    grid: Mapping[str, Any] | None = None
     scales: Sequence[float] = SCALES
     target: float = 0.9
     per_class: bool = False
@@ -142,6 +153,7 @@ class SLOScale:
         found = studied(
             lambda progress: strictness.slo_scale(
                 self.overrides,
+                self.grid,
                 scales=self.scales,
                 target=self.target,
                 per_class=self.per_class,
@@ -157,6 +169,8 @@ class SLOScale:
             folder,
             quiet,
         )
+        if self.grid:
+            return by_cell(found, list(self.grid), "slo_scale", "slo_scale", report=report, folder=folder, quiet=quiet)
         row = rows_of(found.table)[0]
         curve = rows_of(found.curve)
         write_json(
@@ -189,6 +203,30 @@ class SLOScale:
             target=self.target,
             title=title,
         )
+
+
+def by_cell(
+    found: rates.Goodput | strictness.SLOScale,
+    axes: list[str],
+    name: str,
+    figure: str,
+    *,
+    report: Any,
+    folder: Path,
+    quiet: bool,
+) -> int:
+    """Writes, draws and shows what a search over a grid found in each cell; returns how many runs it took."""
+    found.table.to_csv(folder / f"{name}.csv", index=False)
+    write_json(folder / f"{name}.json", rows_of(found.table))
+    found.evaluations.to_csv(folder / "evaluations.csv", index=False)
+    drawable = found.table[found.table[figure].notna()]
+    if len(drawable):
+        draw(report, folder / name, lambda: figures.grid(drawable, axes, figure))
+    if not quiet:
+        console = Console(markup=False)
+        console.print(cells(found.table, axes, figure))
+        console.print(f"results in {folder}", highlight=False, soft_wrap=True)
+    return ended(found.evaluations, folder)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from flowsim.workload.define import workload
 from flowsim.workload.export import describe, write_trace
 from flowsim.workload.rows import Rows
 from flowsim.workload.sessions import sessions
+from flowsim.workload.stress import stress_mixed
 from flowsim.workload.synthetic import lognormal, mixed, quantiles, uniform
 from flowsim.workload.trace import load_trace, read_trace, trace
 
@@ -22,6 +23,7 @@ __all__ = [
     "quantiles",
     "read_trace",
     "sessions",
+    "stress_mixed",
     "trace",
     "uniform",
     "workload",

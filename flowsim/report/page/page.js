@@ -1,7 +1,18 @@
 "use strict";
 // The page's own script: tabs, theme, charts from the figures in #data, and the timeline drawn from packed columns.
+// plotly.js and the timelines are read when the first chart, or a timeline, is to be seen: the page is there at once.
 (() => {
   const REPORT = JSON.parse(document.getElementById("data").textContent);
+
+  function plotly() {
+    if (!window.Plotly) {
+      const script = document.createElement("script");
+      script.textContent = byId("plotly").textContent;
+      document.head.append(script);
+    }
+    return window.Plotly;
+  }
+
   const PALETTES = { // Okabe-Ito, and the same hues lighter
     light: ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#b97d00"],
     dark: ["#56b4e9", "#ff9e5e", "#2fcf9f", "#e8a6cc", "#a9d8f7", "#f0c04a"],
@@ -56,7 +67,7 @@
   function draw(element) {
     if (element.id === "gantt") { timeline.draw(); return; }
     const [data, layout] = painted(REPORT.figures[element.id]);
-    Plotly.react(element, data, layout, CONFIG);
+    plotly().react(element, data, layout, CONFIG);
     element.dataset.drawn = root.dataset.theme;
   }
 
@@ -73,9 +84,9 @@
     if (event.ctrlKey || event.metaKey || event.altKey || (!step && event.key !== "0") || !element.layout) return;
     event.preventDefault();
     if (element.id === "gantt") { timeline.move(step || [-1, 1]); return; }
-    if (!step) { draw(element); Plotly.relayout(element, { "xaxis.autorange": true }); return; }
+    if (!step) { draw(element); plotly().relayout(element, { "xaxis.autorange": true }); return; }
     const [from, to] = element.layout.xaxis.range, width = to - from;
-    Plotly.relayout(element, { "xaxis.range": [from + step[0] * width, to + step[1] * width] });
+    plotly().relayout(element, { "xaxis.range": [from + step[0] * width, to + step[1] * width] });
   }
 
   // ------------------------------------------------------------- tabs and theme
@@ -192,13 +203,16 @@
   }
 
   const timeline = {
-    runs: REPORT.timelines.map(() => null),
+    runs: [],
     place: 0,
-    focus: REPORT.timelines[0].focus,
-    window_s: REPORT.timelines[0].window_s.slice(),
+    focus: null,
+    window_s: null,
 
     run() {
-      return (this.runs[this.place] ||= opened(REPORT.timelines[this.place]));
+      const run = (this.runs[this.place] ||= opened(JSON.parse(byId(`timeline-${this.place}`).textContent)));
+      this.focus ??= run.focus;
+      this.window_s ??= run.window_s;
+      return run;
     },
 
     // The requests to show: where they are too many, those that waited for their first token longest.
@@ -245,15 +259,15 @@
           return one === this.focus ? `<b>▸ ${label}</b>` : label;
         }));
       const layout = {
-        height: 130 + 17 * ticks.length, barmode: "overlay", dragmode: "zoom", hovermode: "closest", margin: { l: 110, r: 14, t: 34, b: 46 },
-        legend: { orientation: "h", y: 1, yanchor: "bottom" },
-        xaxis: { title: { text: "simulated time [s]" }, range: [from_s, to_s] },
+        height: 130 + 17 * ticks.length, barmode: "overlay", dragmode: "zoom", hovermode: "closest", margin: { l: 110, r: 14, t: 96, b: 12 },
+        legend: { orientation: "h", x: 0, y: 1, yref: "container", yanchor: "top" },
+        xaxis: { title: { text: "simulated time [s]" }, side: "top", range: [from_s, to_s] },
         yaxis: { tickvals: ticks.map((_, row) => row), ticktext: ticks, range: [ticks.length - 0.4, -0.6], fixedrange: true, zeroline: false, tickfont: { size: 11 } },
         shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: run.instances - 0.5, y1: run.instances - 0.5, line: { width: 1 }, tint: "--line" }],
       };
       this.note(run, requests.length, alive, hidden);
       const element = byId("gantt"), [painted_data, painted_layout] = painted({ data, layout });
-      Plotly.react(element, painted_data, painted_layout, { ...CONFIG, scrollZoom: true });
+      plotly().react(element, painted_data, painted_layout, { ...CONFIG, scrollZoom: true });
       element.dataset.drawn = root.dataset.theme;
       if (!this.listening) {
         this.listening = true;
@@ -339,7 +353,7 @@
     if (from_s < to_s) timeline.show(from_s, to_s);
     else byId("timeline-note").textContent = "The window must end after it begins.";
   });
-  byId("run")?.addEventListener("change", (event) => { timeline.place = Number(event.target.value); timeline.focus = timeline.run().focus; timeline.draw(); });
+  byId("run")?.addEventListener("change", (event) => { timeline.place = Number(event.target.value); timeline.focus = null; timeline.draw(); });
   document.querySelectorAll(".go").forEach((button) => button.addEventListener("click", () => {
     const { run, from, to, request } = button.dataset, width = Math.max(to - from, 1e-3);
     timeline.place = Number(run);

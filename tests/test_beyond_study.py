@@ -1,0 +1,74 @@
+"""The page of the study of policies is written from tables alone, every number in it."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from experiments import beyond
+from experiments.beyond_report import write
+
+CLASSES = {"text": 0.97, "image": 1.0, "search": 0.65, "file": 0.6}
+
+
+def rows(cells, **columns):
+    return [
+        {"policy": name, "goodput_rps": 12.0 + place, "attained": 0.9, "decision_us": 20.0 + place} | CLASSES | columns
+        for place, name in enumerate(cells)
+    ]
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """A folder of made-up tables, of the form that the studies have."""
+    suspension = {"attainment": 0.99, "ttft_s.mean": 0.3, "ttft_s.p99": 2.6, "suspended_s.max": 1.1}
+    suspension |= {"attainment_by_class.text": 0.98, "attainment_by_class.search": 0.98}
+    bounded = [*beyond.SCENARIOS, *(f"SLO x {scale:g}" for scale in beyond.SCALES), "4 instances"]
+    free = ("FlowPrefill, free checks", "feasible set, operator stops, free checks")
+    made = {
+        "headline": [
+            r for s in ("Poisson", "CV 2") for n in range(3) for r in rows(beyond.HEADLINE, scenario=s, seed=n)
+        ],
+        "scenarios": [row for name in beyond.SCENARIOS for row in rows(beyond.POLICIES, scenario=name)],
+        "bounds": [
+            {"scenario": name, "batching": batching, "goodput_rps": 20.0}
+            for name in bounded
+            for batching in ("alone", "perfect")
+        ],
+        "misses": [{"policy": name, "cause": "behind_earlier", "misses": 7} for name in beyond.MISSES],
+        "instances": rows([f"{name}, {router}" for name in beyond.TWO for router in beyond.ROUTERS]),
+        "suspension": [
+            {"workload.rate_rps": rate, "policy.max_suspend_s": limit} | suspension
+            for rate in beyond.SUSPENSION_RPS
+            for limit in beyond.SUSPENDED_S
+        ],
+        "fairness": rows(beyond.FAIR, per_class_rps=9.5),
+        "errors": [row for sigma in beyond.SIGMAS for row in rows(beyond.CAUTIOUS, sigma=sigma)],
+        "scales": [row for scale in beyond.SCALES for row in rows(beyond.TWO, slo_scale=scale)],
+        "checks": [row for seed in beyond.SEEDS for row in rows(free, seed=seed)],
+    }
+    assert made.keys() == beyond.STUDIES.keys()
+    for name, table in made.items():
+        pd.DataFrame(table).to_csv(tmp_path / f"{name}.csv", index=False)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "points.jsonl").write_text(json.dumps({"figures": {"simulation_wall_s": 90.0}}) + "\n")
+    return tmp_path
+
+
+def test_the_page_has_every_section_and_no_number_is_missing(tables, tmp_path):
+    write(tables, tmp_path / "docs")
+    page = (tmp_path / "docs" / "beyond.md").read_text()
+    assert page.count("\n## ") == 12
+    assert "nan" not in page.split()
+    assert "| Poisson | 20.0 | 20.0 | 75% | 85% |" in page  # 15 and 17 of 20
+    for figure in ("beyond_share.png", "beyond_causes.png"):
+        assert f"img/{figure}" in page
+        assert (tmp_path / "docs" / "img" / figure).stat().st_size > 0
+
+
+def test_a_missing_table_is_named(tables, tmp_path):
+    (tables / "bounds.csv").unlink()
+    with pytest.raises(ValueError, match="lacks bounds"):
+        write(tables, tmp_path / "docs")
