@@ -34,6 +34,7 @@ SECTIONS = {
         "studies.md",
         "regress.md",
     ],
+    "Many machines": ["clusters.md", "slurm.md", "ray.md"],
     "Hardware": ["profiles.md", "profiler.md"],
     "Evidence": ["validation.md", "reproduction.md", "beyond.md", "performance.md", "invariants.md"],
     "Extend": ["contributing.md", "design.md", "changelog.md"],

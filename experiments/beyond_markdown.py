@@ -1,4 +1,4 @@
-"""Markdown of `docs/beyond.md`: tables and wrapped paragraphs."""
+"""Markdown of `docs/beyond.md`: tables, wrapped paragraphs, and its last sections, which no table backs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,34 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-__all__ = ["table_of", "words", "wrapped"]
+__all__ = ["CLOSING", "table_of", "words", "wrapped"]
+
+CLOSING = """
+## What was tried and does not help
+
+- Planning with longer times than predicted (10 %, 25 %), a margin before each deadline (10, 25 ms), or serving the
+  shortest of the set first instead of the earliest deadline: within 1 % of the feasible set without them.
+- Larger or smaller joint batches than 2048 tokens (1024, 4096): 2 % and 5 % worse.
+- Asking the policy at every layer and keeping a prefill running until the last moment the others allow: no better than
+  letting it run to its end where they can wait for that, at many times the decisions.
+- Slack as a share of the SLO, and second deadlines for late requests: below FlowPrefill, above.
+
+The first three were tried while the policy was made (2000 requests, seeds 0 and 1), the first two before what has
+started went on, and are not in the tables.
+
+## What is not here
+
+- *Layered prefill* (arXiv 2510.08055) cuts the model into groups of layers and runs one group of a prompt's
+  prefill with each
+  decode iteration. In a pool that only prefills nothing fills the time between groups, and what remains are
+  stops between groups:
+  between `layer` and `pass`, both of which are here. It belongs in a study of colocated engines.
+- *Least remaining slack fraction* is built from its name (`flowsim.rivals.slack_fraction`): we found no paper
+  to confirm its rule,
+  least so what it does with requests that are already late; here they go last.
+- Requests do not move between instances once routed. The bound of four instances lets them, so part of the
+  distance to it is that.
+"""
 
 
 def words(items: Iterable[object]) -> str:

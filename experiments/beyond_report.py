@@ -11,7 +11,7 @@ from scipy import stats
 
 from experiments import beyond
 from experiments.beyond_figures import ALONE, ANY, causes, shares
-from experiments.beyond_markdown import table_of, words, wrapped
+from experiments.beyond_markdown import CLOSING, table_of, words, wrapped
 from flowsim.report.style import save
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -142,8 +142,7 @@ def _who_wins(table: pd.DataFrame, bound: pd.DataFrame) -> str:
     rows = []
     for name in beyond.POLICIES:
         cells = [
-            f"{goodput.loc[scenario, name]:.2f} ({_share(goodput.loc[scenario, name], bound.loc[scenario, ANY])})"
-            for scenario in beyond.SCENARIOS
+            _rate_and_share(goodput.loc[scenario, name], bound.loc[scenario, ANY]) for scenario in beyond.SCENARIOS
         ]
         rows.append([name, *cells])
     poisson = table[table.scenario == "Poisson"].set_index("policy")
@@ -165,8 +164,9 @@ with Poisson arrivals and SLOs of 5 times the idle TTFT; they have one class.
 
 {_where(goodput)}
 
-What each class attains at its policy's own goodput, Poisson: the tenth that is late is taken from the long
-ones by every policy.
+What each class attains at its policy's own goodput, Poisson. With stops inside a pass the late tenth is of the long
+classes; chunked policies and slack as a share of the SLO are late for text, at far lower rates. Of the chunks the one
+by time (100 ms) is much the better.
 
 {table_of(["policy", *classes], by_class)}
 """
@@ -353,39 +353,11 @@ up to all misses. `mixed` at {beyond.MISSES_RPS:g} req/s, {beyond.HEADLINE_REQUE
 
 ![Misses by cause and policy](img/beyond_causes.png)
 
-`behind_earlier`: waited for requests due before it that were on time; `behind_lost`: for ones due before it
-that were late all the same;
-`behind_later`: for ones due after it (head-of-line blocking, or the request was given up for them);
-`preempted`: suspended;
-`batched`: its own batch took longer than it alone; `hopeless`: its SLO is below its idle TTFT.
-"""
-
-
-CLOSING = """
-## What was tried and does not help
-
-- Planning with longer times than predicted (10 %, 25 %), a margin before each deadline (10, 25 ms), or serving the
-  shortest of the set first instead of the earliest deadline: within 1 % of the feasible set without them.
-- Larger or smaller joint batches than 2048 tokens (1024, 4096): 2 % and 5 % worse.
-- Asking the policy at every layer and keeping a prefill running until the last moment the others allow: no better than
-  letting it run to its end where they can wait for that, at many times the decisions.
-- Slack as a share of the SLO, and second deadlines for late requests: below FlowPrefill, above.
-
-The first three were tried while the policy was made (2000 requests, seeds 0 and 1), the first two before what has
-started went on, and are not in the tables.
-
-## What is not here
-
-- *Layered prefill* (arXiv 2510.08055) cuts the model into groups of layers and runs one group of a prompt's
-  prefill with each
-  decode iteration. In a pool that only prefills nothing fills the time between groups, and what remains are
-  stops between groups:
-  between `layer` and `pass`, both of which are here. It belongs in a study of colocated engines.
-- *Least remaining slack fraction* is built from its name (`flowsim.rivals.slack_fraction`): we found no paper
-  to confirm its rule,
-  least so what it does with requests that are already late; here they go last.
-- Requests do not move between instances once routed. The bound of four instances lets them, so part of the
-  distance to it is that.
+Chunked prefill misses in four ways: behind requests due later (head-of-line blocking within a pass), in passes shared
+with others, behind work that was late all the same, and in plain overload. Stops inside a pass leave the last alone;
+the feasible set lowers it by giving up fewer, longer requests. `behind_earlier`: most of the slack went to requests due
+before it that were on time; `behind_lost`: to ones due before it that were late; `behind_later`: to ones due after it;
+`batched`: to its own batch, which took longer than it alone; `hopeless`: its SLO is below its idle TTFT.
 """
 
 
@@ -403,6 +375,13 @@ def _pivot(scenarios: pd.DataFrame) -> pd.DataFrame:
 
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}"
+
+
+def _rate_and_share(goodput_rps: float, bound_rps: float) -> str:
+    """A goodput and its share of the bound; where even the lowest rate looked at failed, that rate."""
+    if math.isnan(goodput_rps):
+        return f"below {beyond.LOWEST_RPS:g}"
+    return f"{goodput_rps:.2f} ({_share(goodput_rps, bound_rps)})"
 
 
 def _interval(ratios: pd.Series) -> str:

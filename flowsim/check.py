@@ -82,7 +82,10 @@ def _check_tokens(result: Result) -> None:
     prompt = requests["prompt_tokens"]
     if "evictions" in requests:
         prompt = prompt - requests["cached_tokens"] + requests["recomputed_tokens"]
-    wanted = np.where(done, prompt, np.where(requests["outcome"] == Outcome.REJECTED.value, 0, computed))
+    elif "requeued" in requests:
+        prompt = prompt + requests["recomputed_tokens"]
+    lost = requests["recomputed_tokens"] if "requeued" in requests else 0  # by what then fitted no other instance
+    wanted = np.where(done, prompt, np.where(requests["outcome"] == Outcome.REJECTED.value, lost, computed))
     hold("3 prefilled tokens == prompt tokens", computed == wanted, computed, wanted)
 
 
@@ -93,15 +96,19 @@ def _check_gpus(result: Result) -> None:
         rows = segments["instance"] == instance
         begin_s = (segments["start_s"] - segments["switch_s"])[rows]
         end_s = (segments["end_s"] + segments["barrier_s"])[rows]
+        hold("26 nothing runs on an instance that is down", ~_down(result, instance, begin_s, end_s), begin_s, end_s)
         hold("4 a segment ends after it begins", begin_s <= end_s + SAME_S, begin_s, end_s)
         hold("4 one GPU never runs two segments", end_s[:-1] <= begin_s[1:] + SAME_S, end_s[:-1], begin_s[1:])
         if idles:
             continue
         gaps = np.flatnonzero(begin_s[1:] > end_s[:-1] + SAME_S)
+        gaps = gaps[~_down(result, instance, end_s[:-1][gaps], begin_s[1:][gaps])]
         gaps = gaps[~_holding(result, instance, end_s[:-1][gaps], begin_s[1:][gaps])]
         gap_begin_s, gap_end_s = end_s[:-1][gaps], begin_s[1:][gaps]
         mine = requests["prefill_instance"] == instance
         mine &= ~np.isnan(requests["start_s"])
+        if "requeued" in requests:
+            mine &= requests["requeued"] == 0  # the others waited elsewhere too
         order = np.argsort(requests["start_s"][mine], kind="stable")
         start_s, arrival_s = requests["start_s"][mine][order], requests["arrival_s"][mine][order]
         earliest_s = np.append(np.minimum.accumulate(arrival_s[::-1])[::-1], np.inf)
@@ -116,6 +123,17 @@ def _instances(result: Result, key: str) -> Iterator[tuple[int, Any]]:
         first, last = pool["instances"]
         for instance in range(first, last + 1):
             yield instance, pool[key]
+
+
+def _down(result: Result, instance: int, begin_s: Array, end_s: Array) -> Array:
+    """Which stretches of time an instance was down in; what it ran never is."""
+    down = np.zeros(len(begin_s), dtype=bool)
+    if "failures" in result.tables:
+        table = result.tables["failures"]
+        mine = table["instance"] == instance
+        for at_s, until_s in zip(table["at_s"][mine].tolist(), table["until_s"][mine].tolist(), strict=True):
+            down |= (at_s < end_s - SAME_S) & (until_s > begin_s + SAME_S)
+    return down
 
 
 def _holding(result: Result, instance: int, begin_s: Array, end_s: Array) -> Array:

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import simpy
 
-from flowsim.core import Job, Reason, Request
+from flowsim.core import Job, Outcome, Request
 from flowsim.decoding import DecodingStage
+from flowsim.failures import Outages
 from flowsim.instance import Instance
 from flowsim.kv import Blocks, KVPool, PrefixPool, pool_blocks
 from flowsim.latency import LatencyModel, Predictor
@@ -26,78 +27,11 @@ from flowsim.lockstep import Lockstep
 from flowsim.log import Log
 from flowsim.policy import Policy, Polling
 from flowsim.pool import HERE, Cluster, Pool
+from flowsim.proxied import Proxied
 from flowsim.router import Router, Server
 from flowsim.stage import PrefillStage, Stage
-from flowsim.view import InstanceView
 
-__all__ = ["Fleet", "Proxied"]
-
-
-class Proxied:
-    """An instance as the proxy knows it: a `flowsim.router.Server`, and the way in."""
-
-    __slots__ = (
-        "_env", "_predictor", "_promised", "_promised_s", "index", "instance", "most_tokens", "pool", "requests",
-        "view",
-    )  # fmt: skip
-
-    def __init__(self, env: simpy.Environment, index: int, pool: str, predictor: Predictor) -> None:
-        self._env = env
-        self._predictor = predictor
-        self._promised: dict[int, float] = {}  # predicted seconds of each prompt sent here that has no first token
-        self._promised_s = 0.0
-        self.index = index
-        self.pool = pool
-        self.requests = 0
-        self.most_tokens = math.inf  # of context, prompt and answer, that those it hands over to can hold
-        self.instance: Instance
-        self.view: InstanceView
-
-    def stands_for(self, instance: Instance) -> None:
-        """Names the instance; it needs the proxy's callbacks to be made."""
-        self.instance = instance
-        self.view = instance.view
-
-    def submit(self, request: Request) -> None:
-        """Sends a request there."""
-        self.requests += 1
-        alone_s = self._predictor.alone_s(request.prompt_tokens)
-        self._promised[request.id] = alone_s
-        self._promised_s += alone_s
-        if request.prompt_tokens + request.output_tokens - 1 > self.most_tokens:
-            self.instance.reject(Job(request), Reason.TOO_LARGE)
-        else:
-            self.instance.submit(request)
-
-    def prefilled(self, request: Request) -> None:
-        """A request has its first token, or will never have one."""
-        alone_s = self._promised.pop(request.id, None)
-        if alone_s is not None:
-            self._promised_s -= alone_s
-            if not self._promised:
-                self._promised_s = 0.0  # sums of floats leave a rest
-
-    def left(self, request: Request) -> None:
-        """A request is no longer there: it ended, or is decoded elsewhere."""
-        self.requests -= 1
-        self.prefilled(request)
-
-    def outstanding_s(self) -> float:
-        """Predicted seconds of prefill sent here and not done (see `flowsim.router.Server`)."""
-        view, had_s = self.view, 0.0
-        if view.running is not None:
-            running = view.running
-            had_s = min(running.done_s + max(0.0, self._env.now - running.since_s), running.predicted_s)
-        for batch in view.suspended:
-            had_s += batch.done_s
-        return max(0.0, self._promised_s - had_s)
-
-    def predicted_s(self, prompt_tokens: int) -> float:
-        """Predicted seconds of one prompt alone here, to its first token."""
-        return self._predictor.alone_s(prompt_tokens)
-
-    def __repr__(self) -> str:
-        return f"instance {self.index} of {self.pool}"
+__all__ = ["Fleet"]
 
 
 class Fleet:
@@ -131,7 +65,6 @@ class Fleet:
         seed: int,
         ended: Callable[[Request, float], None],
     ) -> None:
-        self.instances: list[Instance] = []
         self.hardware: dict[str, LatencyModel] = {}  # of each pool, bound to its passes and stops
         self.pools: dict[str, dict[str, Any]] = {}  # as `run.json` has them
         self._env = env
@@ -142,11 +75,14 @@ class Fleet:
         self._handover = copy.deepcopy(cluster.handover)
         self._servers: dict[str, list[Proxied]] = {name: [] for name in cluster.pools}
         self._transfers = Transfers(env, cluster.link, log)
+        self._held: list[Job] = []  # while no instance is up
+        self._entry: list[Proxied] = []
+        self._live: list[Proxied] = []  # of them, those that are up
         for name, pool in cluster.pools.items():
             own = pool.policy or policy
             hardware = pool.hardware(latency).bound(pass_tokens=pool.pass_tokens, stops=own.stops)
             self.hardware[name] = hardware
-            self.pools[name] = described(len(self.instances), pool, own, hardware)
+            self.pools[name] = described(sum(map(len, self._servers.values())), pool, own, hardware)
             self._build(name, pool, cluster.decoding, own, hardware, predictor)
         for name, pool in cluster.pools.items():
             if pool.decode not in (None, HERE):
@@ -155,6 +91,7 @@ class Fleet:
                     server.most_tokens = held.total_blocks * held.block_tokens
         entries = [name for name in cluster.pools if name not in cluster.decoding]
         self._entry = [server for name in entries for server in self._servers[name]]
+        self._live = self._entry
         check = getattr(router, "check_pools", None)
         if check is not None:
             check(entries)
@@ -171,32 +108,36 @@ class Fleet:
         decodes = pool.decode == HERE or name in decoding
         single_steps = pool.async_steps > 0 or pool.expert_parallel
         group = self._group(pool, latency)
-        first = len(self.instances)
+        first = self.pools[name]["instances"][0]
         for index in range(first, first + pool.instances):
             believed = predictor(latency)
             server = Proxied(self._env, index, name, believed)
-            instance = Instance(
-                self._env,
-                index,
-                policy=policy,
-                latency=latency,
-                predictor=believed,
-                kv=kv_pool(pool, latency),
-                log=self._log,
-                max_batches=pool.max_batches,
-                max_sequences=pool.max_sequences or math.inf,
-                stage=partial(DecodingStage, most_steps=1 if single_steps else None)
-                if decodes
-                else self._prefill_stage(server, pool.decode),
-                group=group,
-                async_steps=pool.async_steps,
-                slowest=slowest_rank(pool.jitter_sigma, latency.tp, self._seed, index),
-                prefilled=server.prefilled,
-                ended=self._leaving(server, pulls=name in decoding),
+            server.stands_for(
+                partial(
+                    Instance,
+                    self._env,
+                    index,
+                    policy=policy,
+                    latency=latency,
+                    predictor=believed,
+                    log=self._log,
+                    max_batches=pool.max_batches,
+                    max_sequences=pool.max_sequences or math.inf,
+                    stage=partial(DecodingStage, most_steps=1 if single_steps else None)
+                    if decodes
+                    else self._prefill_stage(server, pool.decode),
+                    group=group,
+                    async_steps=pool.async_steps,
+                    slowest=slowest_rank(pool.jitter_sigma, latency.tp, self._seed, index),
+                    prefilled=server.prefilled,
+                    ended=self._leaving(server, pulls=name in decoding),
+                    memory=partial(kv_pool, pool, latency),
+                )
             )
-            server.stands_for(instance)
             self._servers[name].append(server)
-            self.instances.append(instance)
+        outages = Outages(self._env, self._log, self._servers[name], self._lost, self._back)
+        for failure in pool.outages:
+            outages.plan(failure)
 
     def _group(self, pool: Pool, latency: LatencyModel) -> Lockstep | None:
         """The clock of a pool whose instances step together."""
@@ -228,13 +169,44 @@ class Fleet:
 
         return ended
 
-    def choose(self, request: Request) -> Proxied:
-        """The server that the router sends a request to.
+    def deliver(self, request: Request, inspect: Callable[[Request, LatencyModel], None]) -> None:
+        """A request reaches the proxy: it goes where the router says, once `inspect` has not raised; while no instance
+        is up the proxy keeps it.
 
         Raises:
             ValueError: the router answered something else than one of the servers.
         """
-        return self._chosen(self._router, request, self._entry)
+        if not self._live:
+            self._held.append(Job(request))
+            return
+        server = self._chosen(self._router, request, self._live)
+        inspect(request, self.hardware[server.pool])
+        server.submit(request)
+
+    def _lost(self, jobs: Sequence[Job]) -> None:
+        """An instance is down; its jobs start anew on others, in the order of their arrival."""
+        self._live = [server for server in self._entry if server.is_up]
+        if not self._live:
+            self._held += jobs
+            return
+        for job in jobs:
+            self._chosen(self._router, job.request, self._live).take_over(job)
+
+    def _back(self) -> None:
+        """An instance is up again; what the proxy kept goes out."""
+        held, self._held = self._held, []
+        self._live = [server for server in self._entry if server.is_up]
+        for job in held:
+            server = self._chosen(self._router, job.request, self._live)
+            if job.requeued:
+                server.take_over(job)
+            else:
+                server.submit(job.request)
+
+    @property
+    def instances(self) -> list[Instance]:
+        """Those of all pools, in the order of their numbers."""
+        return [server.instance for servers in self._servers.values() for server in servers]
 
     def _chosen(self, router: Router, request: Request, servers: Sequence[Proxied]) -> Proxied:
         server: Server = router.route(request, servers)
@@ -248,6 +220,8 @@ class Fleet:
         for instance in self.instances:
             instance.close(now_s, drained=drained)
         self._transfers.close()
+        for job in self._held:
+            self.instances[0].log_request(job, math.nan, Outcome.UNFINISHED)
 
 
 def described(first: int, pool: Pool, policy: Policy, latency: LatencyModel) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class Job:
 
     `generated_tokens` are output tokens so far, those of the step that runs among them where steps are planned ahead.
     `cached_tokens` of the prompt came from a prefix cache; `evictions` from KV memory made it compute
-    `recomputed_tokens` once more.
+    `recomputed_tokens` once more, and so did failures of its instance, after which it was `requeued`.
     """
 
     __slots__ = (
@@ -118,6 +118,7 @@ class Job:
         "prompt_tokens",
         "recomputed_tokens",
         "request",
+        "requeued",
         "run_step",
         "slo_s",
         "start_s",
@@ -141,6 +142,7 @@ class Job:
         self.cached_tokens = 0
         self.evictions = 0
         self.recomputed_tokens = 0
+        self.requeued = 0
         self.prefill_instance = -1  # where the first token was made
         self.first_token_s = math.nan
         self.run_step = self.next_step = -1  # its tokens come from these steps of its instance, without a gap

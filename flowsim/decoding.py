@@ -6,6 +6,7 @@ knows no policy and no events.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 
 from flowsim.core import Batch, Job, Outcome, Request
@@ -102,9 +103,7 @@ class DecodingStage:
         if tokens:
             batch.timeline = own.latency.timeline(tokens, batch.slowest, decodes)
         else:
-            steps = self._steps(batch)
-            self._reserved_blocks = self._growth(batch, steps) if steps > 1 else 0
-            batch.timeline = own.latency.iterations(decodes, steps, batch.slowest)
+            batch.timeline = own.latency.iterations(decodes, self._steps(batch), batch.slowest)
         batch.context = decodes
         batch.predicted_s = own.predictor.batch_s(tokens, decodes)
 
@@ -113,26 +112,26 @@ class DecodingStage:
         self._admitted[job.id] = job
 
     def _steps(self, batch: Batch) -> int:
-        """How many iterations of its decodes a batch may run without a decision."""
+        """How many iterations of its decodes a batch runs without a decision; reserves the blocks for them."""
         if self._most_steps == 1:
+            self._reserved_blocks = 0
             return 1
-        steps = min(job.request.output_tokens - job.generated_tokens for job in batch.decodes)
+        steps = min([job.request.output_tokens - job.generated_tokens for job in batch.decodes])
         steps = min(steps, self._most_steps or steps)
-        if self._growth(batch, steps) <= self._instance.kv.free_blocks:
-            return steps
-        enough, short = 1, steps  # the blocks of one more token each are held already
-        while short - enough > 1:
-            middle = (enough + short) // 2
-            if self._growth(batch, middle) <= self._instance.kv.free_blocks:
-                enough = middle
-            else:
-                short = middle
-        return enough
+        free_blocks = self._instance.kv.free_blocks
+        self._reserved_blocks = self._growth(batch, steps)
+        if self._reserved_blocks > free_blocks:
+            fitting = range(1, steps)  # the blocks of one step are held already
+            steps = bisect_right(fitting, free_blocks, key=lambda middle: self._growth(batch, middle))
+            self._reserved_blocks = self._growth(batch, steps)
+        return steps
 
     def _growth(self, batch: Batch, steps: int) -> int:
-        """Blocks that the decodes of a batch need for so many steps beyond those they hold."""
-        kv = self._instance.kv
-        return sum(max(0, kv.blocks(job.context_tokens + steps - 1) - kv.held(job.id)) for job in batch.decodes)
+        """Blocks that the decodes of a batch need for so many steps beyond those they hold, which `make_room` has
+        given them: of the first."""
+        size = self._instance.kv.block_tokens
+        contexts = [job.request.prompt_tokens + job.generated_tokens - 1 for job in batch.decodes]
+        return sum([(context + steps - 1) // size - context // size for context in contexts])
 
     def advance(self, batch: Batch) -> None:
         self._advance(batch, 1)
@@ -145,11 +144,13 @@ class DecodingStage:
         complete: list[Job] = []
         self._reserved_blocks = 0
         if steps > 1:
+            size = own.kv.block_tokens
             for job in batch.decodes:
-                short = own.kv.blocks(job.context_tokens + steps - 1) - own.kv.held(job.id)
-                if short > 0:
+                context = job.request.prompt_tokens + job.generated_tokens - 1
+                short = (context + steps - 1) // size - context // size
+                if short:
                     own.kv.grow(job.id, short)
-                    own.kv.fill(job.id, (job.context_tokens + steps - 1) // own.kv.block_tokens, job.block_name)
+                    own.kv.fill(job.id, (context + steps) // size, job.block_name)
         for job in batch.decodes:
             job.generated_tokens += steps
             if job.generated_tokens >= job.request.output_tokens:

@@ -190,7 +190,7 @@ def _can_end_first(queue: Sequence[Planned], view: View) -> Batch | None:
     for planned in queue:
         batch = planned.work
         if isinstance(batch, Batch) and view.running in (None, batch):
-            return batch if planned.left_s <= spare_s else None
+            return batch if 0.0 < planned.left_s <= spare_s else None  # 0: its prediction has run out, and says nothing
         end_s += planned.left_s
         spare_s = min(spare_s, planned.due_s - end_s)
     return None

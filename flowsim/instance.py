@@ -22,7 +22,7 @@ from flowsim.lockstep import Lockstep
 from flowsim.log import Ended, Log
 from flowsim.policy import Policy, Polling, View
 from flowsim.record import held_by, log_unfinished, request_row, segment_row
-from flowsim.stage import PrefillStage, Stage, has_started
+from flowsim.stage import PrefillStage, Stage, has_started, taken_up
 from flowsim.timeline import INSTANT_S, Stop
 from flowsim.view import InstanceView
 
@@ -38,7 +38,7 @@ class Instance:
         policy: decides what runs.
         latency: how long it takes.
         predictor: what the policy believes about that.
-        kv: the instance's KV blocks.
+        memory: makes the instance's KV blocks.
         log: where everything is written.
         max_batches: batches under way, running and suspended, at most.
         max_sequences: sequences that hold KV, at most.
@@ -59,7 +59,7 @@ class Instance:
         policy: Policy,
         latency: LatencyModel,
         predictor: Predictor,
-        kv: Blocks,
+        memory: Callable[[], Blocks],
         log: Log,
         max_batches: int,
         slowest: Callable[[], float],
@@ -75,7 +75,7 @@ class Instance:
         self.policy = policy
         self.latency = latency
         self.predictor = predictor
-        self.kv = kv
+        self.kv = kv = memory()
         self.log = log
         self.ended = ended
         self.prefilled = prefilled
@@ -117,7 +117,7 @@ class Instance:
         if self._admit is not None and not self._admit(view, job):
             return self.reject(job, Reason.ADMISSION)
         if request.abandon_s < math.inf:
-            simpy.Timeout(self.env, request.abandon_s).callbacks.append(lambda _: self._abandon(job))
+            simpy.Timeout(self.env, request.abandon_s).callbacks.append(lambda _: self.abandon(job))
         return self.join(job)
 
     def join(self, job: Job) -> None:
@@ -143,7 +143,7 @@ class Instance:
         self.log_request(job, math.nan, Outcome.REJECTED, reason)
         self.ended(job.request, self.env.now)
 
-    def _abandon(self, job: Job) -> None:
+    def abandon(self, job: Job) -> None:
         """The client of a request that has not started gives up; those behind it may fit now."""
         view = self.view
         if job not in view.waiting or has_started(job):
@@ -244,17 +244,9 @@ class Instance:
         self.view.running, self._planned = running, batch
 
     def _resume(self, batch: Batch) -> None:
-        now_s = self.view.now_s
-        waited_s = now_s - batch.suspended_at_s
         self.view.suspended.remove(batch)
         self._suspended_blocks -= batch.blocks
-        batch.resumes += 1
-        batch.since_s = now_s
-        batch.switch_s = 0.0
-        batch.suspended_s += waited_s
-        batch.suspended_at_s = math.nan
-        for job, _ in batch.parts:
-            job.suspended_s += waited_s
+        taken_up(batch, self.view.now_s)
         self.log_kv()
 
     def _flag(self, running: Batch, answer: Batch | None) -> None:
@@ -310,7 +302,7 @@ class Instance:
 
     def _consult_at(self, batch: Batch, stop: Stop) -> None:
         """Asks the policy at a stop (`consult="stops"`); the batch goes on, or is stopped there and then."""
-        answer = self._ask()
+        answer = self._ask() if self.view.running is batch else batch
         if answer is batch:
             self._run_to(batch, batch.timeline.next_stop(stop.at_s + 2 * INSTANT_S, self.policy.stops))
             return
@@ -360,6 +352,12 @@ class Instance:
         self._suspended_blocks += batch.blocks
         self.view.suspended.add(batch)
         self.log_kv()
+
+    def halt(self) -> Batch | None:
+        """Nothing more happens here; answers what ran."""
+        running, self.view.running = self.view.running, None
+        self._timer = Alarm(self.env, self._on_timer)
+        return running
 
     def over(self) -> None:
         """The step of the group that this rank's batch was in is over."""

@@ -32,7 +32,8 @@ __all__ = ["Result"]
 
 Array = npt.NDArray[Any]
 TABLES = ("requests", "segments", "batches", "preemptions", "kv")
-MORE_TABLES = ("steps", "tokens", "transfers")
+MORE_TABLES = ("steps", "tokens", "transfers", "failures")
+_KV_COUNTS = ("cached_tokens", "evictions", "recomputed_tokens")
 _TEXT = {"prefix_hashes", "slo_class", "outcome", "reason", "ended"}
 _BOOLS = {"paused", "extrapolated", "measured"}
 _OBJECTS: dict[str, Callable[[str], Any]] = {
@@ -84,6 +85,11 @@ class Result:
         if len(log.steps):
             tables |= {"steps": _columns(log.steps), "tokens": _columns(log.tokens)}
             tables["requests"] |= _decoded(tables, requests, log.requests)
+        if len(log.steps) or log.requests.column("cached_tokens").any():
+            tables["requests"] |= _counts(log.requests, len(requests), *_KV_COUNTS)
+        if len(log.failures):
+            tables["failures"] = _columns(log.failures)
+            tables["requests"] |= _counts(log.requests, len(requests), "requeued", "recomputed_tokens")
         if len(log.transfers):
             tables["transfers"] = _columns(log.transfers)
             tables["requests"] |= _transferred(tables["transfers"], len(requests))
@@ -257,13 +263,17 @@ def _decoded(tables: Mapping[str, Columns], requests: Sequence[Request], log: Ta
     slo_s = tables["requests"]["tbt_slo_s"]
     met = (finished & ~(tbt["tbt_mean_s"] > slo_s)).astype(object)  # one token keeps nobody waiting for a second
     met[~np.isfinite(slo_s)] = None
-    counts = ("cached_tokens", "evictions", "recomputed_tokens")
-    columns = {name: np.zeros(len(requests), dtype=np.int64) for name in counts}
-    for name in counts:
-        columns[name][log.column("id").astype(np.int64)] = log.column(name).astype(np.int64)
     decode_instance = np.full(len(requests), math.nan)
     decode_instance[log.column("id").astype(np.int64)] = log.column("decode_instance")
-    return {**tbt, "met_tbt": met, "decode_instance": _whole(decode_instance), **columns}
+    return {**tbt, "met_tbt": met, "decode_instance": _whole(decode_instance)}
+
+
+def _counts(log: Table, requests: int, *names: str) -> Columns:
+    """Columns of the log with whole numbers, by request."""
+    columns = {name: np.zeros(requests, dtype=np.int64) for name in names}
+    for name, column in columns.items():
+        column[log.column("id").astype(np.int64)] = log.column(name).astype(np.int64)
+    return columns
 
 
 def _transferred(transfers: Columns, requests: int) -> Columns:

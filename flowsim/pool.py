@@ -6,7 +6,7 @@ Knows no simulator. `flowsim.cluster` builds what is described here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flowsim.latency import DECODE_SKEW, LatencyModel
@@ -15,10 +15,29 @@ from flowsim.policy import Policy
 from flowsim.profile import load_profile
 from flowsim.router import FewestRequests, Router
 
-__all__ = ["HERE", "Cluster", "Link", "Pool", "PrefillOnly"]
+__all__ = ["HERE", "Cluster", "Failure", "Link", "Pool", "PrefillOnly"]
 
 MOST_INSTANCES = 10_000
 HERE = "here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """At `at_s` the pool's instance number `instance` stops, for `for_s` seconds, and loses what its GPUs hold.
+
+    Raises:
+        ValueError: a time that is negative or not finite, a stop of no length, an instance below 0.
+    """
+
+    at_s: float
+    instance: int
+    for_s: float
+
+    def __post_init__(self) -> None:
+        if not (0.0 <= self.at_s < math.inf and 0.0 < self.for_s < math.inf):
+            raise ValueError(f"{self}: at_s must be finite and at least 0, for_s finite and above 0")
+        if not isinstance(self.instance, int) or self.instance < 0:
+            raise ValueError(f"{self}: instance must be a whole number, from 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +82,8 @@ class Pool:
     all-reduces). With `expert_parallel` the instances are ranks of one data-parallel group: they share the experts,
     and step together.
 
+    `failures` are those of its instances, numbered from 0 within the pool; each may be a mapping with Failure's fields.
+
     Raises:
         ValueError: a value out of its range.
     """
@@ -85,6 +106,7 @@ class Pool:
     decode_skew: float = DECODE_SKEW
     collective: Link | None = None
     expert_parallel: bool = False
+    failures: Sequence[Failure | Mapping[str, float]] = ()
 
     def __post_init__(self) -> None:
         counts = ("instances", "kv_blocks", "block_tokens", "max_batches", "pass_tokens", "tp", "max_sequences")
@@ -100,6 +122,8 @@ class Pool:
             raise ValueError(f"cluster.gpu_memory_fraction is {self.gpu_memory_fraction}; it must be within 0..1")
         if not 0.0 <= self.jitter_sigma <= 1.0:
             raise ValueError(f"cluster.jitter_sigma is {self.jitter_sigma}; it must be within 0..1")
+        object.__setattr__(self, "failures", tuple(_failure(one) for one in self.failures))
+        self._check_failures()
         if self.async_steps not in (0, 1):
             raise ValueError(f"cluster.async_steps is {self.async_steps!r}; it must be 0 or 1")
         if self.step_s is not None and not 0.0 <= self.step_s < math.inf:
@@ -110,6 +134,22 @@ class Pool:
             raise ValueError(
                 "cluster.expert_parallel needs cluster.collective, the link between ranks, and decode=here"
             )
+
+    def _check_failures(self) -> None:
+        if self.failures and self.decode is not None:
+            raise ValueError("cluster.failures are simulated in pools whose requests end with their first token only")
+        until_s: dict[int, float] = {}
+        for one in sorted(self.outages, key=lambda failure: failure.at_s):
+            if one.instance >= self.instances:
+                raise ValueError(f"{one}: the pool has instances 0 to {self.instances - 1}")
+            if one.at_s <= until_s.get(one.instance, -1.0):
+                raise ValueError(f"{one}: instance {one.instance} is down until {until_s[one.instance]:g} s already")
+            until_s[one.instance] = one.at_s + one.for_s
+
+    @property
+    def outages(self) -> tuple[Failure, ...]:
+        """The failures, as such."""
+        return tuple(one for one in self.failures if isinstance(one, Failure))
 
     def hardware(self, latency: LatencyModel) -> LatencyModel:
         """The pool's GPUs, given those of the run."""
@@ -162,6 +202,8 @@ class Cluster:
         if pool.decode not in self.pools or pool.decode == name:
             choices = [HERE, *(other for other in self.pools if other != name)]
             raise ValueError(unknown(f"cluster.pools.{name}.decode", str(pool.decode), choices) + "; or null for none")
+        if self.pools[pool.decode].failures:
+            raise ValueError("cluster.failures are simulated in pools whose requests end with their first token only")
         if self.pools[pool.decode].decode is not None:
             raise ValueError(
                 f"cluster.pools.{pool.decode}.decode is {self.pools[pool.decode].decode}; a pool that {name} hands "
@@ -183,3 +225,17 @@ class Cluster:
     def hardware(self, latency: LatencyModel) -> dict[str, LatencyModel]:
         """The GPUs of each pool, given those of the run."""
         return {name: pool.hardware(latency) for name, pool in self.pools.items()}
+
+
+def _failure(given: Failure | Mapping[str, float]) -> Failure:
+    if isinstance(given, Failure):
+        return given
+    names = ("at_s", "instance", "for_s")
+    for key in given:
+        if key not in names:
+            raise ValueError(unknown("key of a failure", str(key), names))
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise ValueError(f"a failure needs {', '.join(missing)} too; got {dict(given)}")
+    instance = given["instance"]
+    return Failure(at_s=given["at_s"], instance=instance, for_s=given["for_s"])  # type: ignore[arg-type]

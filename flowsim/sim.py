@@ -96,10 +96,7 @@ def simulate(
             raise ValueError(
                 f"request {request.id} arrives at {request.arrival_s:g} s; the clock ends at {LATEST_S:g} s"
             )
-        server = fleet.choose(request)
-        if strict:
-            _check_range(request, fleet.hardware[server.pool])
-        server.submit(request)
+        fleet.deliver(request, _check_range if strict else _no_check)
 
     if isinstance(requests, Sequence):
         if strict and len(fleet.hardware) == 1:  # before anything runs
@@ -211,6 +208,10 @@ def _check_requests(requests: Sequence[Request]) -> None:
         before_s = request.arrival_s
     if before_s > LATEST_S:
         raise ValueError(f"the last request arrives at {before_s:g} s; at most {LATEST_S:g} s keep times exact to 1 ns")
+
+
+def _no_check(_request: Request, _latency: LatencyModel) -> None:
+    """Any prompt may run anywhere."""
 
 
 def _check_range(request: Request, latency: LatencyModel) -> None:

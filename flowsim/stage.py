@@ -16,7 +16,7 @@ from flowsim.latency import LatencyModel, Predictor
 from flowsim.log import Log
 from flowsim.view import InstanceView, cached_tokens
 
-__all__ = ["Host", "PrefillStage", "Stage"]
+__all__ = ["Host", "PrefillStage", "Stage", "has_started", "take_parts", "taken_up"]
 
 
 class Host(Protocol):
@@ -166,6 +166,18 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
 
 def _admitted(_job: Job) -> None:
     """Nobody counts the sequences of an instance that only prefills."""
+
+
+def taken_up(batch: Batch, now_s: float) -> None:
+    """A suspended batch goes on: notes for how long it and its jobs were suspended."""
+    waited_s = now_s - batch.suspended_at_s
+    batch.resumes += 1
+    batch.since_s = now_s
+    batch.switch_s = 0.0
+    batch.suspended_s += waited_s
+    batch.suspended_at_s = math.nan
+    for job, _ in batch.parts:
+        job.suspended_s += waited_s
 
 
 def has_started(job: Job) -> bool:

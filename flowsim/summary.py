@@ -64,6 +64,7 @@ def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str
         "rejected": int((requests["outcome"] == Outcome.REJECTED.value).sum()),
         "rejected_by_reason": {one.value: int((requests["reason"] == one.value).sum()) for one in Reason},
         "unfinished": int((requests["outcome"] == Outcome.UNFINISHED.value).sum()),
+        "failures": _failures(tables),
         "simulated_s": simulated_s,
         "simulation_wall_s": run["simulation_wall_s"],
         "events_per_request": run["events"] / n if n else None,
@@ -150,6 +151,19 @@ def _prefilling(run: Mapping[str, Any]) -> int:
     pools = run["pools"]
     decoding = {pool.get("decode") for pool in pools.values()}  # not in the runs of older versions
     return sum(pool["instances"][1] - pool["instances"][0] + 1 for name, pool in pools.items() if name not in decoding)
+
+
+def _failures(tables: Mapping[str, Columns]) -> dict[str, Any] | None:
+    """What failures did; None where there were none."""
+    if "failures" not in tables:
+        return None
+    failures, requests = tables["failures"], tables["requests"]
+    return {
+        "count": len(failures["at_s"]),
+        "down_s": float((failures["until_s"] - failures["at_s"]).sum()),
+        "requeued": int((requests["requeued"] > 0).sum()),
+        "recomputed_tokens": int(requests["recomputed_tokens"].sum()),
+    }
 
 
 def _gpus(pool: Mapping[str, Any]) -> int:

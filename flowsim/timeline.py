@@ -170,8 +170,11 @@ class Iterations:
         if stops is Stops.REQUEST or at_s >= self.total_s - INSTANT_S:
             return self.end
         at_s = max(0.0, at_s - INSTANT_S)
-        half, linear = 0.5 * self.growth_s, self.first_s - 0.5 * self.growth_s
-        steps = max(1, math.floor(2.0 * at_s / (linear + math.sqrt(linear * linear + 4.0 * half * at_s))))
+        steps = 1
+        if at_s > self.first_s:
+            linear = self.first_s - 0.5 * self.growth_s
+            root = math.sqrt(linear * linear + 2.0 * self.growth_s * at_s)
+            steps = max(1, math.floor(2.0 * at_s / (linear + root)))
         while self.end_s(steps) < at_s:
             steps += 1
         return self.end if steps >= self.count else Stop(self.end_s(steps), steps * self.operators)

@@ -104,6 +104,8 @@ class InstanceView:
         A job takes the blocks of its whole prompt when its prefill starts, and keeps them between chunks; one whose
         prefill was done elsewhere takes those of its context when it joins the decodes, if it has not come with them.
         """
+        if decodes:
+            decodes = [job for job in decodes if job.id not in self.decodes]
         if self.blocks(parts, decodes) > self._kv.free_blocks:
             return False
         if len(self.suspended) + (self.running is not None) >= self.max_batches:
@@ -111,8 +113,8 @@ class InstanceView:
         return self.max_sequences == math.inf or self.sequences + self._joining(parts, decodes) <= self.max_sequences
 
     def _joining(self, parts: Sequence[Part], decodes: Sequence[Job]) -> int:
-        """How many of a batch's members are no sequence of this instance yet."""
-        return sum(not job.done_tokens for job, _ in parts) + sum(job in self.waiting for job in decodes)
+        """How many of these parts, and of these decodes that are to join, are no sequence of this instance yet."""
+        return sum(not job.done_tokens for job, _ in parts) + len(decodes)
 
     def blocks(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> int:
         """KV blocks that starting these would take."""
@@ -122,7 +124,7 @@ class InstanceView:
                 blocks = kv.blocks(job.prompt_tokens)
                 needed += kv.needs(job.block_name, blocks) if kv.remembers else blocks
         for job in decodes:
-            if job in self.waiting and not kv.held(job.id):
+            if job.id not in self.decodes and not kv.held(job.id):
                 needed += kv.blocks(job.context_tokens)
         return needed
 

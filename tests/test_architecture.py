@@ -34,7 +34,7 @@ LAYERS = (
         "pool",
         "source",
     ),
-    ("link", "cluster"),
+    ("link", "proxied", "failures", "cluster"),
     ("tokens", "law", "metrics", "summary", "by_class", "check_transfers", "check"),
     ("sim",),
     ("testing",),
@@ -72,6 +72,8 @@ ONLY = {
     "router": {"core", "names", "policy"},
     "hybrid": {"core", "policy", "queue", "timeline"},
     "link": {"core", "instance", "log", "pool"},
+    "proxied": {"core", "instance", "latency", "view"},
+    "failures": {"core", "instance", "log", "pool", "proxied", "record"},
     "law": set(),
     "events": {"timeline"},
     "feasible_routing": {"core", "feasible", "policy", "router"},
@@ -98,7 +100,7 @@ ONLY = {
 }
 # Packages that only some modules may import, at the top or inside a function.
 KEPT_TO = {
-    "simpy": {"events", "instance", "cluster", "link", "lockstep", "sim", "source"},
+    "simpy": {"events", "instance", "cluster", "failures", "link", "lockstep", "proxied", "sim", "source"},
     "hydra": {"config", "variants", "__main__"},
     "omegaconf": {"config", "variants", "__main__"},
     "joblib": {"study"},

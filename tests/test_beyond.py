@@ -91,6 +91,15 @@ def test_what_has_started_is_paused_for_what_cannot_wait_for_its_end():
     ]
 
 
+def test_a_batch_that_has_run_past_its_prediction_is_not_trusted_to_end_soon():
+    # All is predicted at half its time: at 61 request 0 (100 s) should have ended at 50. Request 1 is due at 90.
+    requests = workload((0.0, 100, 300.0), (61.0, 5, 29.0))
+    half = functools.partial(Noisy, sigma=0.0, bias=-0.5)
+    policy = shipped("feasible_set", "stops=operator")
+    result = simulate(requests, policy=policy, latency=SECOND, predictor=half)
+    assert ran(result) == [([0], 0.0, 70.0), ([1], 70.0, 75.0), ([0], 75.0, 105.0)]
+
+
 def test_of_what_is_late_anyhow_the_one_that_started_ends_first():
     # Request 0 is hopeless from the start; 1 is served in between; 2 is hopeless too, due later.
     requests = workload((0.0, 100, 10.0), (20.0, 5, 100.0), (21.0, 60, 40.0))

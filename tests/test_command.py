@@ -27,7 +27,7 @@ SUMMARY_KEYS = {
     "simulated_s", "simulation_wall_s", "events_per_request", "extrapolated", "measured", "left_out", "gpus",
     "rejected_by_reason", "utilisation_by_instance", "suspended_s", "longest_wait_s_by_class",
     "partial", "tbt_mean_s", "tbt_p99_s", "tbt_max_s", "tbt_attainment", "tbt_attainment_by_class", "joint_attainment",
-    "joint_attainment_by_class", "decode", "pools",
+    "joint_attainment_by_class", "decode", "pools", "failures",
 }  # fmt: skip
 
 
@@ -76,6 +76,7 @@ def test_both_spellings_started_at_once_from_another_folder_give_equal_results_i
     assert (first / "requests.csv").read_bytes() == (second / "requests.csv").read_bytes()
     for one in ran:
         assert set(one.out.split()) >= CLASSES, "a row for each class"
+        assert "200 requests, offered load" in one.err, "what runs is said, and not among the results"
         assert sum(folder.name in one.out for folder in (first, second)) == 1, "its folder is printed"
 
 

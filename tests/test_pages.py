@@ -26,6 +26,8 @@ ELSEWHERE = {
     "gpu=my_": "with a profile that the commands above it make; tests/test_profiler_command.py",
     "flowsim.regress": "tests/test_regress.py",
     "experiments.": "studies of minutes; that they can be imported is tested below",
+    "experiment=on_": "tests/test_study_backends.py, with the launchers' extras",
+    "experiment=tune_": "tests/test_study_backends.py, with the extra `tune`",
     "FILE": "a placeholder",
     "$": "a variable of a CI job",
 }

@@ -636,6 +636,7 @@ def test_twice_the_times_at_half_the_rate_double_every_ttft(name):
     overhead_s = {"pass_s": 0.004, "request_s": 0.002, "check_s": 0.0001, "switch_s": 0.0005}
     twice_s = {key: 2 * value for key, value in overhead_s.items()}
     twice = {"polling": ["consult.period_s=0.02"], "hybrid_chunked": ["interactive_s=2.0"]}
+    twice["chunked_adaptive"] = ["batching.busy_s=0.2"]
     overrides = twice.get(name, [])
     single = checked(busy(), shipped(name), toy_latency(0.001, **overhead_s))
     double = checked(busy(times=2.0), shipped(name, *overrides), toy_latency(0.002, **twice_s))

@@ -258,8 +258,9 @@ def test_the_timeline_moves_with_buttons_keys_and_the_wheel_and_says_what_it_lea
     page.fill("#from", "0")
     page.fill("#to", "1000")
     page.press("#to", "Enter")
-    assert "requests of this window are shown, those without a first token for longest" in page.text_content(
-        "#timeline-note"
+    assert (
+        "requests of this window are shown, those that ran longest and those that waited longest"
+        in page.text_content("#timeline-note")
     )
     page.fill("#to", "-1")
     page.press("#to", "Enter")

@@ -107,7 +107,7 @@ def test_the_timeline_holds_the_tables_to_the_last_bit(tmp_path):
     for number in range(0, len(first) - 1, 17):
         wanted = batches["request"][batches["batch"] == number]
         assert sorted(members[first[number] : first[number + 1]]) == sorted(wanted)
-    assert packed["window_s"][0] < result.tables["requests"]["arrival_s"][packed["focus"]] < packed["window_s"][1]
+    assert packed["window_s"][0] < result.tables["requests"]["first_token_s"][packed["focus"]] < packed["window_s"][1]
 
 
 def test_a_run_too_long_for_one_page_has_the_segments_around_its_window(tmp_path, monkeypatch):

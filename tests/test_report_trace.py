@@ -15,7 +15,7 @@ from toys import checked, toy_latency, workload
 
 from flowsim import Alone, ComposedPolicy, PrefillOnly, Request, Result, SLOAware, TokenBudget, simulate
 from flowsim.config import build, compose
-from flowsim.report import Html, Trace, trace
+from flowsim.report import Full, Html, Trace, trace
 from flowsim.report.series import busy, counted, last_s, peaks, shares, suspended, waiting
 from flowsim.report.story import Chronicle
 from flowsim.workload import mixed
@@ -238,3 +238,14 @@ def test_a_story_ends_with_the_first_token_and_decodes_are_nobody_to_wait_behind
 def test_a_page_on_a_run_that_decodes_is_written(tmp_path):
     (path,) = Html().write(decoding(), tmp_path, "a on b")
     assert "decoded_s" in path.read_text(encoding="utf-8")
+
+
+def test_every_report_of_a_colocated_run_with_evictions_is_written(tmp_path):
+    overrides = ["cluster=colocated", "policy=vllm", "workload=azure_conv", "cluster.kv_blocks=1500"]
+    result = build(compose([*overrides, "workload.num_requests=150", "workload.rate_rps=8"])).run()
+    assert result.tables["requests"]["evictions"].sum() > 0
+    assert len(Full().write(result, tmp_path, "a on b")) == 4
+    chronicle, requests = Chronicle(result), result.tables["requests"]
+    for row in range(150):
+        spells_s = sum(spell.length_s for spell in chronicle.story(row).spells)
+        assert spells_s == pytest.approx(requests["ttft_s"][row] - result.run["request_s"])

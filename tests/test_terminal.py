@@ -31,7 +31,7 @@ def run():
 
 
 def test_the_load_before_a_run_is_the_one_that_its_summary_reports():
-    for overrides in (["seed=1"], ["cluster.instances=3", "policy=layer_sedf"]):
+    for overrides in (["seed=1"], ["cluster.instances=3", "policy=layer_sedf"], ["cluster=pd"]):
         setup = build(compose(["workload.num_requests=200", *overrides]))
         assert setup.offered_load() == pytest.approx(setup.run().summary()["offered_load"])
 

@@ -33,7 +33,7 @@ def timeline(result: Result, classes: Sequence[str], window_s: tuple[float, floa
     Args:
         result: the run.
         classes: the names that `class` numbers stand for.
-        window_s: what is drawn first; the wait at the worst head-of-line blocking unless given.
+        window_s: what is drawn first; `worst_wait` unless given.
     """
     tables = result.tables
     requests, segments, flags = tables["requests"], tables["segments"], tables["preemptions"]
@@ -91,14 +91,14 @@ def _decoded(requests: Columns) -> dict[str, dict[str, str]]:
 
 
 def worst_wait(result: Result, end_s: float) -> tuple[float, float]:
-    """A window of some seconds from before the arrival of the request at the worst head-of-line blocking."""
+    """The wait of the request at the worst head-of-line blocking; its last seconds if it is long."""
     requests = result.tables["requests"]
     row = _focus(result)
     if row is None:
         return 0.0, max(min(end_s, SHOWN_S), 1e-3)
-    ttft_s = min(float(requests["ttft_s"][row]), SHOWN_S / 1.4)
-    from_s = max(0.0, float(requests["arrival_s"][row]) - 0.2 * ttft_s)
-    return from_s, from_s + 1.4 * ttft_s
+    arrival_s, first_token_s = float(requests["arrival_s"][row]), float(requests["first_token_s"][row])
+    length_s = min(first_token_s - arrival_s, SHOWN_S / 1.4)
+    return max(0.0, first_token_s - 1.2 * length_s), first_token_s + 0.2 * length_s
 
 
 def _focus(result: Result) -> int | None:

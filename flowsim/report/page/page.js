@@ -18,7 +18,7 @@
     dark: ["#56b4e9", "#ff9e5e", "#2fcf9f", "#e8a6cc", "#a9d8f7", "#f0c04a"],
   };
   const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
-  const MOST_ROWS = 60, MOST_BARS = 1500;
+  const MOST_ROWS = 60, MOST_RAN = 40, MOST_BARS = 1500;
   const root = document.documentElement;
   const byId = (id) => document.getElementById(id);
   const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
@@ -215,13 +215,17 @@
       return run;
     },
 
-    // The requests to show: where they are too many, those that waited for their first token longest.
+    // The requests to show: where they are too many, those that ran longest, and those that waited longest.
     rows(run, from_s, to_s) {
       const { arrival_s, first_token_s, until_s } = run.requests, alive = [];
       for (let one = 0; one < arrival_s.length; one++) if (arrival_s[one] < to_s && until_s[one] > from_s) alive.push(one);
-      const there_s = (one) => one === this.focus ? Infinity : Math.min(first_token_s[one] || until_s[one], to_s) - Math.max(arrival_s[one], from_s);
-      const longest = [...alive].sort((a, b) => there_s(b) - there_s(a)).slice(0, MOST_ROWS);
-      return [longest.sort((a, b) => a - b), alive.length];
+      const { start_s, end_s } = run.segments;
+      const waited_s = (one) => one === this.focus ? Infinity : Math.min(first_token_s[one] || until_s[one], to_s) - Math.max(arrival_s[one], from_s);
+      const ran_s = new Map(alive.map((one) => [one, run.of[one].reduce((sum, row) => sum + Math.max(0, Math.min(end_s[row], to_s) - Math.max(start_s[row], from_s)), 0)]));
+      const ran = alive.filter((one) => ran_s.get(one) > 0).sort((a, b) => ran_s.get(b) - ran_s.get(a)).slice(0, MOST_RAN);
+      const chosen = new Set(ran);
+      for (const one of [...alive].sort((a, b) => waited_s(b) - waited_s(a))) if (chosen.size < MOST_ROWS) chosen.add(one);
+      return [[...chosen].sort((a, b) => a - b), alive.length];
     },
 
     draw() {
@@ -304,7 +308,7 @@
 
     note(run, shown, alive, hidden) {
       const notes = [];
-      if (shown < alive) notes.push(`${shown} of the ${alive} requests of this window are shown, those without a first token for longest`);
+      if (shown < alive) notes.push(`${shown} of the ${alive} requests of this window are shown, those that ran longest and those that waited longest`);
       if (hidden) notes.push(`${hidden} segments too short to be seen at this zoom are left out of the GPU rows`);
       if (run.span_s[0] > 0 || run.span_s[1] < run.end_s - 1e-6) {
         notes.push(`segments from ${run.span_s[0].toFixed(1)} s to ${run.span_s[1].toFixed(1)} s of ${run.end_s.toFixed(1)} s are in this page; report.window_s=[from,to] writes one with another part`);
