@@ -90,6 +90,25 @@ def pool_notes(pools: dict[str, Any]) -> list[str]:
     return lines if len(pools) > 1 else []
 
 
+def decode_notes(figures: dict[str, Any]) -> list[str]:
+    """Of a run that decodes: times between tokens, what came out, and what KV memory cost."""
+    decode, mean_s, p99_s = figures["decode"], figures["tbt_mean_s"], figures["tbt_p99_s"]
+    if decode is None:
+        return []
+    attained = figures["tbt_attainment"]
+    slo = "" if attained is None else f", TBT SLO attained {attained:.2%}, all SLOs {figures['joint_attainment']:.2%}"
+    times = (
+        "" if mean_s["mean"] is None else f"TBT mean {mean_s['mean'] * 1e3:.1f} ms, p99 {p99_s['mean'] * 1e3:.1f} ms"
+    )
+    lines = [f"{times or 'no second token'}{slo}; {decode['output_tokens_per_s']:.0f} output tokens/s"]
+    if decode["evictions"] or decode["cached_tokens"]:
+        lines.append(
+            f"KV memory: {decode['cached_tokens']} prompt tokens from the prefix cache, {decode['evictions']} "
+            f"evictions, {decode['recomputed_tokens']} tokens recomputed"
+        )
+    return lines
+
+
 def notes(figures: dict[str, Any]) -> list[str]:
     """The run's other figures in a few lines, the ones to be warned about among them."""
     preemptions, batches = figures["preemptions"], figures["batches"]
@@ -101,6 +120,7 @@ def notes(figures: dict[str, Any]) -> list[str]:
         f"preemptions: {preemptions['count']}{blocking}, batches of two or more: {batches['multi']}",
     ]
     lines += pool_notes(figures["pools"])
+    lines += decode_notes(figures)
     if not figures["measured"]:
         lines.append("no request is left to measure: warmup_s and cooldown_s leave out all of them")
     warnings = {

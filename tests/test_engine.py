@@ -259,6 +259,18 @@ def test_what_is_lost_to_the_growth_of_others_is_counted_and_recomputed():
     )
 
 
+def test_a_sequence_that_made_room_for_nobody_starts_again_once_blocks_are_free():
+    """Planned ahead: the second outgrows its blocks while the first, in its last step, still holds its own."""
+    requests = [
+        Request(id=0, arrival_s=0.0, prompt_tokens=310, output_tokens=2),
+        Request(id=1, arrival_s=0.0, prompt_tokens=319, output_tokens=5),
+    ]
+    table = served(requests, kv_blocks=40, async_steps=1).tables["requests"]
+    _, finish_s = plainly(requests, PRO, tokens=2048, seqs=100, blocks=40, ahead=1)
+    assert table["evictions"].tolist() == [0, 1]
+    assert table["finish_s"].tolist() == pytest.approx([finish_s[0], finish_s[1]])
+
+
 def test_what_the_whole_pool_cannot_hold_with_its_answer_is_rejected():
     requests = [Request(id=n, arrival_s=0.0, prompt_tokens=400, output_tokens=out) for n, out in ((0, 81), (1, 82))]
     table = served(requests, kv_blocks=30).tables["requests"]
