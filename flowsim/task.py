@@ -121,6 +121,12 @@ def notes(figures: dict[str, Any]) -> list[str]:
     ]
     lines += pool_notes(figures["pools"])
     lines += decode_notes(figures)
+    if figures["failures"]:
+        failures = figures["failures"]
+        lines.append(
+            f"failures: {failures['count']}, down for {failures['down_s']:g} s in all; {failures['requeued']} requests "
+            f"requeued, {failures['recomputed_tokens']} prompt tokens recomputed"
+        )
     if not figures["measured"]:
         lines.append("no request is left to measure: warmup_s and cooldown_s leave out all of them")
     warnings = {
