@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from flowsim.config import Setup
-from flowsim.core import Outcome
+from flowsim.keep import need_all
 from flowsim.metrics import Result
 from flowsim.report.plots import NoReport, Plots, draw_workload
 from flowsim.report.terminal import RunProgress, class_table, header, interruptible
@@ -34,8 +34,11 @@ def simulated(setup: Setup, *, title: str, report: Plots | NoReport, folder: Pat
     """One run, its files and its report written, its table shown.
 
     Raises:
+        ValueError: the report needs tables that the run would not keep.
         KeyboardInterrupt: Ctrl-C was pressed; what the run did until then is written, and marked as partial.
     """
+    if not isinstance(report, NoReport):
+        need_all(setup.keep, f"report={type(report).__name__.lower()}")
     with interruptible() as stop:
         if quiet:
             result = setup.run(stop=stop)
@@ -61,7 +64,8 @@ def simulated(setup: Setup, *, title: str, report: Plots | NoReport, folder: Pat
 
 def finished(result: Result) -> int:
     """How many requests finished."""
-    return int((result.tables["requests"]["outcome"] == Outcome.FINISHED.value).sum())
+    count: int = result.summary()["finished"]
+    return count
 
 
 class Export:

@@ -137,7 +137,7 @@ def header(title: str, requests: int, load: float | None) -> Text:
 def class_table(result: Result, title: str) -> Table:
     """Attainment and TTFT by class, all requests last; of the requests that are measured."""
     figures = result.summary()
-    rows = class_rows(result.tables["requests"], figures)
+    rows = class_rows(figures)
     shares = [*figures["attainment_by_class"].values(), figures["attainment"]]
     table = Table(
         title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=0, pad_edge=False
