@@ -24,7 +24,6 @@ from flowsim.workload import (
 from flowsim.workload.define import finish
 from flowsim.workload.rows import Rows
 
-
 FCFS = ComposedPolicy("arrival", Alone(), "request")
 
 
@@ -231,7 +230,8 @@ def test_a_horizon_stops_the_clock_and_what_has_not_finished_is_missed():
 
 
 def test_what_runs_at_the_horizon_is_busy_until_there_and_not_until_the_last_event():
-    result = simulate(workload((0.0, 100), (10.0, 5)), policy=FCFS, latency=toy_latency(), horizon_s=40.0)  # a second per token
+    requests = workload((0.0, 100), (10.0, 5))  # a second per token
+    result = simulate(requests, policy=FCFS, latency=toy_latency(), horizon_s=40.0)
     check_result(result, toy_latency())
     assert result.tables["segments"]["end_s"].tolist() == [40.0]
     assert result.tables["segments"]["ended"].tolist() == ["cut"]
