@@ -105,8 +105,6 @@ class LatencyModel:
         check_s = profile.check_s
         self._checks_s = tuple(check_s * (operator in stops.operators) for operator in range(5))
         self._whole: dict[int, Timeline] = {}
-        self._asked: tuple[Decodes, float] | None = None  # the last run of decodes laid out, and what it takes
-        self._first_s = self._growth_s = 0.0
         self._asked: tuple[Tokens, float, Decodes] | None = (
             None  # the last one: who predicts a batch often runs it next
         )
@@ -168,12 +166,10 @@ class LatencyModel:
         Raises:
             ValueError: the profile has no decode attention.
         """
-        if self._asked != (decodes, slowest):  # by the executor and by its predictor, of the same step
-            _, _, sum_s, mean_s = self._decode_terms()
-            self._asked = (decodes, slowest)
-            self._first_s = self._pass((), slowest, decodes).total_s
-            self._growth_s = self.profile.layers * slowest * (sum_s * decodes.sequences + mean_s)
-        return Iterations(self._first_s, self._growth_s, count, 5 * self.profile.layers)
+        first_s = self._pass((), slowest, decodes).total_s
+        _, _, sum_s, mean_s = self._decode_terms()
+        growth_s = self.profile.layers * slowest * (sum_s * decodes.sequences + mean_s)
+        return Iterations(first_s, growth_s, count, 5 * self.profile.layers)
 
     def whole(self, prompt_tokens: int) -> Timeline:
         """The timeline of one whole prompt alone; computed once per length."""
