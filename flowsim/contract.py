@@ -32,7 +32,9 @@ def policy_breach(policy: Policy, *, plans_ahead: bool) -> Breach | None:
         return Breach(f"has admit {admit!r:.60}", "a function admit(view, job) -> bool")
     if plans_ahead and (policy.stops.operators or consult != "events"):
         did = f"stops at {policy.stops.value} and is consulted at {consult}"
-        return Breach(did, "stops=pass or request and consult=events, where cluster.async_steps plans batches ahead")
+        return Breach(
+            did, "stops=pass or request and consult=events where batches are planned ahead, or cluster.async_steps=0"
+        )
     return None
 
 

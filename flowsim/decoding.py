@@ -54,12 +54,15 @@ class DecodingStage:
     def make_room(self) -> None:
         """Gives every decode the block that its next token needs; evicts while there is none."""
         own = self._instance
+        own.view.evicted = False
         kv, decoding = own.kv, own.view.decodes
         size = kv.block_tokens
-        for job in list(decoding.values()):
-            context = job.request.prompt_tokens + job.generated_tokens
-            if context % size != 1 % size or job.id not in decoding:
-                continue
+        first = 1 % size  # the place in its block of a token that needs a new one
+        growing = [
+            job for job in decoding.values() if (job.request.prompt_tokens + job.generated_tokens) % size == first
+        ]
+        for job in growing:
+            context = job.context_tokens
             short = kv.blocks(context) - kv.held(job.id)
             while short > kv.free_blocks and job.id in decoding:
                 self._evict_last()

@@ -99,32 +99,30 @@ class HybridChunked:
 
     def _step(self, view: View) -> tuple[list[Job], list[Part]]:
         """Who decodes in the next step, and which chunks are prefilled beside them."""
-        decodes: list[Job] = list(view.decoding)
-        room = self.tokens - len(decodes)
-        parts = self._aged(view, room, decodes)
+        room = self.tokens - len(view.decoding)
+        parts = self._aged(view, room)
         room -= sum(part.tokens for part in parts)
         first = parts[0].job if parts else None
+        joining: list[Job] = []  # those that decode already take nothing that they have not
         blocked = False
-        for job in view.waiting.by(self.order):
-            if room < 1:
-                break
+        for job in view.waiting.by(self.order) if room > 0 else ():
             if job is first:
                 continue
             if not job.left_tokens:
-                if view.fits(parts, [*decodes, job]):
-                    decodes.append(job)
+                if view.fits(parts, [*joining, job]):
+                    joining.append(job)
                     room -= 1
-                continue
-            part = Part(job, min(view.left_tokens(job), room, self.chunk or room))
-            if not job.done_tokens:
-                blocked = blocked or not view.fits([*parts, part], decodes)
-                if blocked:
-                    continue
-            parts.append(part)
-            room -= part.tokens
-        return decodes, parts
+            else:
+                part = Part(job, min(view.left_tokens(job), room, self.chunk or room))
+                blocked = blocked or not (job.done_tokens or view.fits([*parts, part], joining))
+                if job.done_tokens or not blocked:
+                    parts.append(part)
+                    room -= part.tokens
+            if room < 1:
+                break
+        return [*view.decoding, *joining], parts
 
-    def _aged(self, view: View, room: int, decodes: list[Job]) -> list[Part]:
+    def _aged(self, view: View, room: int) -> list[Part]:
         """The oldest prompt's share of a step, once it is old enough."""
         if self.age_s == math.inf or room < 1:
             return []
@@ -133,7 +131,7 @@ class HybridChunked:
             return []
         share = max(1, int(self.aged_share * room))
         part = Part(oldest, min(view.left_tokens(oldest), share, self.chunk or share))
-        return [part] if oldest.done_tokens or view.fits([part], decodes) else []
+        return [part] if oldest.done_tokens or view.fits([part]) else []
 
     def __repr__(self) -> str:
         order = getattr(self.order, "__name__", self.order)

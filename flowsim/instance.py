@@ -180,6 +180,9 @@ class Instance:
         if running is None:
             self.stage.make_room()
             batch = self._ask()
+            if batch is None and self.view.evicted:  # nothing is left to run: what lost its blocks may start again
+                self.view.evicted = False
+                batch = self._ask()
             if batch is not None:
                 self._start(batch)
             elif not self._idles:

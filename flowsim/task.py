@@ -89,7 +89,8 @@ def pool_notes(pools: dict[str, Any]) -> list[str]:
     for name, pool in pools.items():
         attained = "" if pool["attainment"] is None else f", attained {pool['attainment']:.2%}"
         gpus = f"{pool['instances']} x {pool['gpus'] // pool['instances']} {pool['gpu']}"
-        lines.append(f"{name}: {gpus}, {pool['requests']} requests{attained}, utilisation {pool['utilisation']:.1%}")
+        sent = f", {pool['requests']} requests" if pool["requests"] else ""  # none to a pool that others hand over to
+        lines.append(f"{name}: {gpus}{sent}{attained}, utilisation {pool['utilisation']:.1%}")
     return lines if len(pools) > 1 else []
 
 
@@ -99,6 +100,25 @@ def capacity_words(cluster: Cluster) -> str:
         return "capacity without decoding"
     names = [name for name in cluster.pools if name not in cluster.decoding]
     return f"the capacity of {' and '.join(names)}" if len(names) < len(cluster.pools) else "capacity"
+
+
+def decode_notes(figures: dict[str, Any]) -> list[str]:
+    """Of a run that decodes: times between tokens, what came out, and what KV memory cost."""
+    decode, mean_s, p99_s = figures["decode"], figures["tbt_mean_s"], figures["tbt_p99_s"]
+    if decode is None:
+        return []
+    attained = figures["tbt_attainment"]
+    slo = "" if attained is None else f", TBT SLO attained {attained:.2%}, all SLOs {figures['joint_attainment']:.2%}"
+    times = (
+        "" if mean_s["mean"] is None else f"TBT mean {mean_s['mean'] * 1e3:.1f} ms, p99 {p99_s['mean'] * 1e3:.1f} ms"
+    )
+    lines = [f"{times or 'no second token'}{slo}; {decode['output_tokens_per_s']:.0f} output tokens/s"]
+    if decode["evictions"] or decode["cached_tokens"]:
+        lines.append(
+            f"KV memory: {decode['cached_tokens']} prompt tokens from the prefix cache, {decode['evictions']} "
+            f"evictions, {decode['recomputed_tokens']} tokens recomputed"
+        )
+    return lines
 
 
 def notes(figures: dict[str, Any], capacity: str) -> list[str]:
@@ -112,6 +132,13 @@ def notes(figures: dict[str, Any], capacity: str) -> list[str]:
         f"preemptions: {preemptions['count']}{blocking}, batches of two or more: {batches['multi']}",
     ]
     lines += pool_notes(figures["pools"])
+    lines += decode_notes(figures)
+    if figures["failures"]:
+        failures = figures["failures"]
+        lines.append(
+            f"failures: {failures['count']}, down for {failures['down_s']:g} s in all; {failures['requeued']} requests "
+            f"requeued, {failures['recomputed_tokens']} prompt tokens recomputed"
+        )
     if not figures["measured"]:
         lines.append("no request is left to measure: warmup_s and cooldown_s leave out all of them")
     warnings = {

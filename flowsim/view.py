@@ -22,8 +22,8 @@ class InstanceView:
     `waiting` are jobs that do not run, in the order of arrival; `suspended` are batches paused at a stop;
     `running` is the batch on the GPU, or None. Where an instance decodes, `decoding` are the jobs past their prefill
     that gain a token with each batch they are in; `sequences` counts all that hold KV here:
-    those, prompts between their chunks, and what the step that runs will end. `evicted` says that since the last
-    batch began a sequence lost its KV to the growth of others.
+    those, prompts between their chunks, and what the step that runs will end. `evicted` says that in
+    making room for what runs next a sequence lost its KV to the growth of others.
     `request_s` are the seconds of a first token that hold no GPU: work that ends at t is seen at t + request_s.
     """
 
