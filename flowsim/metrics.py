@@ -22,7 +22,7 @@ from flowsim.core import Outcome, Reason, Request
 from flowsim.latency import LatencyModel
 from flowsim.load import offered_load
 from flowsim.log import Columns, Ended, Log, Table
-from flowsim.summary import summarise
+from flowsim.summary import gpu_words, summarise
 from flowsim.tables import is_float, read_table, whole, write_table
 from flowsim.tokens import tbt_columns
 
@@ -114,8 +114,7 @@ class Result:
     def __repr__(self) -> str:
         figures = self.summary()
         attained = "no SLOs" if figures["attainment"] is None else f"attainment {figures['attainment']:.2%}"
-        run = self.run
-        return f"Result({figures['requests']} requests, {attained}, {run['model']} on {figures['gpus']} x {run['gpu']})"
+        return f"Result({figures['requests']} requests, {attained}, {self.run['model']} on {gpu_words(self.run)})"
 
     def _repr_html_(self) -> str:
         header, rows = class_table(self.tables["requests"], self.summary())

@@ -82,7 +82,9 @@ def test_a_title_counts_every_gpu_of_a_run():
         (["cluster=pd"], "2 x a100"),
         (["cluster=pd", "cluster.pools.decode.gpu=h100", "cluster.pools.decode.instances=4"], "1 x a100 and 4 x h100"),
     ):
-        assert gpus_of(compose(overrides)) == words
+        config = compose([*overrides, "workload.num_requests=2"])
+        assert gpus_of(config) == words
+        assert repr(build(config).run()).endswith(f" on {words})")
 
 
 def test_where_tokens_are_decoded_the_table_has_their_tbt_and_joint_attainment():
