@@ -35,7 +35,7 @@ TABLES = ("requests", "segments", "batches", "preemptions", "kv")
 MORE_TABLES = ("steps", "tokens", "transfers", "failures")
 _KV_COUNTS = ("cached_tokens", "evictions", "recomputed_tokens")
 _TEXT = {"prefix_hashes", "slo_class", "outcome", "reason", "ended"}
-_BOOLS = {"paused", "extrapolated", "measured"}
+_BOOLS = {"paused", "failed", "extrapolated", "measured"}
 _OBJECTS: dict[str, Callable[[str], Any]] = {
     "met_slo": lambda cell: cell == "True",
     "met_tbt": lambda cell: cell == "True",
@@ -91,7 +91,7 @@ class Result:
             tables["failures"] = _columns(log.failures)
             tables["requests"] |= _counts(log.requests, len(requests), "requeued", "recomputed_tokens")
         if len(log.transfers):
-            tables["transfers"] = _columns(log.transfers)
+            tables["transfers"] = _by_start(_columns(log.transfers))
             tables["requests"] |= _transferred(tables["transfers"], len(requests))
         run = {
             "model": latency.profile.model,
@@ -276,11 +276,18 @@ def _counts(log: Table, requests: int, *names: str) -> Columns:
     return columns
 
 
+def _by_start(transfers: Columns) -> Columns:
+    order = np.lexsort((transfers["request"], transfers["start_s"]))
+    ordered = {name: cells[order] for name, cells in transfers.items()}
+    return ordered | {"failed": ordered["failed"].astype(bool)}
+
+
 def _transferred(transfers: Columns, requests: int) -> Columns:
     """When each request's KV was on its way, the last time it was."""
     columns = {name: np.full(requests, math.nan) for name in ("transfer_start_s", "transfer_end_s")}
+    arrived = ~transfers["failed"]
     for name, column in columns.items():
-        column[transfers["request"]] = transfers[name.removeprefix("transfer_")]
+        column[transfers["request"][arrived]] = transfers[name.removeprefix("transfer_")][arrived]
     return columns
 
 
