@@ -99,8 +99,8 @@ class Fleet:
             check(entries)
         elif cluster.tracks:
             raise ValueError(
-                f"the pools {', '.join(entries)} are for different requests, between which {type(router).__name__} does "
-                "not choose: use router=two_track, or cluster.tracks=false to spread all requests over them"
+                f"the pools {', '.join(entries)} are for different requests, between which {type(router).__name__} "
+                "does not choose: use router=two_track, or cluster.tracks=false to spread all requests over them"
             )
 
     def _build(

@@ -174,8 +174,8 @@ class Cluster:
     """Pools by name; the router sends a request to an instance of any that only `decode` for no other.
 
     A request that a pool hands over for decoding goes to an instance of the other pool that `handover` chooses (least
-    loaded, as DistServe does, unless given), over the `link`. Where the pools are `tracks`, for requests of different kinds,
-    a router that knows no pools (has no `check_pools`) is refused.
+    loaded, as DistServe does, unless given), over the `link`. Where the pools are `tracks`, for requests of different
+    kinds, a router that knows no pools (has no `check_pools`) is refused.
 
     Raises:
         ValueError: no pool, a pool to decode in that is not there or hands over itself, or more instances than are
