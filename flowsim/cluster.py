@@ -25,10 +25,11 @@ from flowsim.latency import LatencyModel, Predictor
 from flowsim.link import Transfers
 from flowsim.lockstep import Lockstep
 from flowsim.log import Log
+from flowsim.moving import Moving
 from flowsim.policy import Policy, Polling
 from flowsim.pool import HERE, Cluster, Pool
 from flowsim.proxied import Proxied
-from flowsim.router import Router, Server
+from flowsim.router import Rebalancer, Router, Server
 from flowsim.stage import PrefillStage, Stage
 
 __all__ = ["Fleet"]
@@ -72,6 +73,9 @@ class Fleet:
         self._seed = seed
         self._ended = ended
         self._router = copy.deepcopy(router)
+        self._moving: Moving | None = None
+        if isinstance(self._router, Rebalancer):
+            self._moving = Moving(env, self._router, log, lambda: self._live)
         self._handover = copy.deepcopy(cluster.handover)
         self._servers: dict[str, list[Proxied]] = {name: [] for name in cluster.pools}
         self._transfers = Transfers(env, cluster.link, log)
@@ -165,6 +169,7 @@ class Fleet:
             server.left(request)
             if pulls:
                 self._transfers.pull(server.instance)
+            self._changed()
             self._ended(request, finish_s)
 
         return ended
@@ -181,7 +186,13 @@ class Fleet:
             return
         server = self._chosen(self._router, request, self._live)
         inspect(request, self.hardware[server.pool])
+        self._changed()
         server.submit(request)
+
+    def _changed(self) -> None:
+        """Something came or ended: what waits may be better off elsewhere."""
+        if self._moving is not None:
+            self._moving.changed()
 
     def _lost(self, jobs: Sequence[Job]) -> None:
         """An instance is down; its jobs start anew on others, in the order of their arrival."""
@@ -189,6 +200,7 @@ class Fleet:
         if not self._live:
             self._held += jobs
             return
+        self._changed()
         for job in jobs:
             self._chosen(self._router, job.request, self._live).take_over(job)
 
@@ -196,6 +208,7 @@ class Fleet:
         """An instance is up again; what the proxy kept goes out."""
         held, self._held = self._held, []
         self._live = [server for server in self._entry if server.is_up]
+        self._changed()
         for job in held:
             server = self._chosen(self._router, job.request, self._live)
             if job.requeued:

@@ -1,8 +1,7 @@
 """The executor of one instance: asks its policy, sleeps to the end of a segment, stops where it may.
 
-The only module, with `cluster`, that knows SimPy. It knows no policy by name. One simulator event per
-uninterrupted segment: an arrival that changes the policy's answer moves the segment's end to the next legal
-stop, and the timer set before is ignored when it fires.
+Knows no policy by name. One simulator event per uninterrupted segment: an arrival that changes the policy's answer
+moves the segment's end to the next legal stop, and the timer set before is ignored when it fires.
 """
 
 from __future__ import annotations
@@ -100,9 +99,8 @@ class Instance:
         self._timer = Alarm(env, self._on_timer)  # the one that counts; those set before are ignored
         self._stop: Stop | None = None  # where the running batch is when the timer fires
         self._barrier_s = 0.0  # of which the last part is the ranks' barrier
-        self._flagged_s = math.nan
         self._flagged_for: Job | None = None
-        self._parked_s = math.nan  # when a batch was last paused
+        self._flagged_s = self._parked_s = math.nan  # when a batch was last flagged, and last paused
         self._suspended_blocks = 0
 
     # ---------------------------------------------------------------- arrivals and decisions
@@ -137,6 +135,13 @@ class Instance:
         self.log_kv()
         if self.view.running is None and self.view.waiting and self._poller is None:
             self._wake()
+
+    def withdraw(self, job: Job) -> bool:
+        """A job leaves, to wait elsewhere; False where it does not wait, has started, or a batch is stopped for it."""
+        leaves = job in self.view.waiting and not has_started(job) and job is not self._flagged_for
+        if leaves:
+            self.view.waiting.remove(job)
+        return leaves
 
     def reject(self, job: Job, reason: Reason) -> None:
         """A request ends before it began."""
@@ -215,9 +220,8 @@ class Instance:
     def _begin(self, batch: Batch, at_s: float) -> None:
         """Takes KV blocks and jobs for a new batch that runs from `at_s` on, and lays out its timeline."""
         self._must_not(batch_breach(batch, self.view))
-        log = self.log
-        batch.number = log.num_batches
-        log.num_batches += 1
+        batch.number = self.log.num_batches
+        self.log.num_batches += 1
         # taking over from a batch that was paused at this very instant costs a switch
         batch.switch_s = self.latency.profile.switch_s if self._parked_s == at_s else 0.0
         batch.since_s = at_s + batch.switch_s
@@ -288,8 +292,7 @@ class Instance:
         if event is not self._timer:
             return  # a batch that was flagged meanwhile
         batch, stop = self.view.running, self._stop
-        assert batch is not None, f"instance {self.index}: a timer fired with nothing running"
-        assert stop is not None
+        assert batch is not None and stop is not None, f"instance {self.index}: a timer fired with nothing running"
         self.view.now_s = self.env.now
         at_end = stop is batch.timeline.end
         if not at_end and self._flagged_for is None:

@@ -31,11 +31,12 @@ LAYERS = (
         "instance",
         "router",
         "feasible_routing",
+        "migration",
         "pool",
         "source",
     ),
-    ("link", "proxied", "failures", "cluster"),
-    ("tokens", "law", "metrics", "summary", "by_class", "check_transfers", "check"),
+    ("link", "proxied", "failures", "moving", "cluster"),
+    ("tokens", "law", "metrics", "summary", "by_class", "check_transfers", "check_migrations", "check"),
     ("sim",),
     ("testing",),
     ("config", "variants", "report"),
@@ -77,6 +78,8 @@ ONLY = {
     "law": set(),
     "events": {"timeline"},
     "feasible_routing": {"core", "feasible", "policy", "router"},
+    "migration": {"core", "feasible", "feasible_routing", "policy", "router"},
+    "moving": {"events", "log", "proxied", "router"},
     "explain": {"core", "log", "metrics", "report"},
     "source": {"core", "events"},
     "regress": {"check", "config", "core", "flowsim", "names"},
@@ -100,7 +103,7 @@ ONLY = {
 }
 # Packages that only some modules may import, at the top or inside a function.
 KEPT_TO = {
-    "simpy": {"events", "instance", "cluster", "failures", "link", "lockstep", "proxied", "sim", "source"},
+    "simpy": {"events", "instance", "cluster", "failures", "link", "lockstep", "moving", "proxied", "sim", "source"},
     "hydra": {"config", "variants", "__main__"},
     "omegaconf": {"config", "variants", "__main__"},
     "joblib": {"study"},
