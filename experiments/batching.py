@@ -15,21 +15,21 @@ def draw(table: pd.DataFrame) -> Figure:
 
 def claims(table: pd.DataFrame) -> list[Claim]:
     alone, default = (one(table, "goodput_rps", batching=name) for name in ("alone", "2048"))
-    best = table.loc[table.goodput_rps.idxmax()]
+    best = table[table.goodput_rps > 0.999 * table.goodput_rps.max()]
     return [
         Claim("goodput with batches of 2048 tokens over none", "-", f"{default / alone:.2f}"),
-        Claim(
-            "best token budget", "2048 is used", f"{best.batching} ({best.goodput_rps / default:.3f} of that of 2048)"
-        ),
+        Claim("best token budgets", "2048 is used", " = ".join(best.batching)),
     ]
 
 
 def words(table: pd.DataFrame) -> str:
     rates = ", ".join(f"{row.batching} {row.goodput_rps:.2f}" for row in table.itertuples())
+    alone, default = (one(table, "goodput_rps", batching=name) for name in ("alone", "2048"))
     return (
-        f"Goodput in req/s: {rates}. Batches share the weights-bound floor of the GEMMs and `pass_s` among short "
-        "prompts; above the floor tokens cost what they cost, and a larger budget only makes the head wait for more "
-        "of them."
+        f"Goodput in req/s: {rates}. On this workload SLO-aware batching adds {default / alone - 1:.0%}, which is "
+        "about what the search can tell apart (2 %): a batch shares `pass_s` and the weights-bound floor of the GEMMs, "
+        "and prompts of this mix are mostly above the floor, where a token costs what it costs. A larger budget makes "
+        "the head wait for more of them, and loses."
     )
 
 

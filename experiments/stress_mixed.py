@@ -133,9 +133,7 @@ def draw(results: Mapping[str, Result]) -> None:
                 axes[row, column].set_yscale("log")
             axes[0, column].set_title(name.replace(", ", ",\n", 1).replace(" (", "\n("), fontsize=7)
             axes[1, column].set_xlabel("time [s]")
-        axes[1, 0].annotate(
-            "documents\narrive", (BURST_S, 0.012), (-3, 0), textcoords="offset points", ha="right", size=6
-        )
+        axes[0, 0].annotate("documents arrive", (BURST_S, 0.0148), (3, 0), textcoords="offset points", size=6)
         axes[0, 0].annotate("target", (119, 0.32), ha="right", size=6, color="#d55e00")
         axes[0, 0].set(xlim=(0, 120), ylabel="TTFT [s]")
         axes[1, 0].set_ylabel("largest TBT\nin half a second [s]")

@@ -61,8 +61,7 @@ class TokenBudget:
                 break
             part = Part(job, min(view.left_tokens(job), room, self.chunk or room))
             if not part.tokens:
-                blocked = blocked or not view.fits(parts, [*decodes[running:], job])
-                if not blocked:
+                if view.fits(parts, [*decodes[running:], job]):
                     decodes.append(job)
                     room -= 1
                 continue

@@ -25,7 +25,7 @@ from flowsim.metrics import Result
 from flowsim.names import unknown
 from flowsim.pool import Cluster
 from flowsim.profile import load_profile
-from flowsim.report.plots import NoReport, Plots
+from flowsim.report.plots import Report
 
 __all__ = ["Capacity", "Sized", "overall", "size", "worst_class"]
 
@@ -93,7 +93,7 @@ class Capacity:
         self.most_instances = most_instances
         self.prices = {str(gpu): _price(str(gpu), price) for gpu, price in (prices or {}).items()}
 
-    def __call__(self, setup: Setup, *, title: str, report: Plots | NoReport, folder: Path, quiet: bool) -> int:
+    def __call__(self, setup: Setup, *, title: str, report: Report, folder: Path, quiet: bool) -> int:
         """Runs it; returns for how many kinds of GPU there is an answer."""
         kinds = self.gpus or [(setup.latency.profile.gpu, None)]
         found = []
@@ -128,12 +128,15 @@ class Capacity:
 
 
 def overall(result: Result) -> float:
-    """The share of all requests with an SLO that met it.
+    """The share of all requests with an SLO that met it; where tokens are decoded, that met those of TTFT and TBT.
 
     Raises:
         ValueError: none has one.
     """
-    share: float | None = result.summary()["attainment"]
+    summary = result.summary()
+    share: float | None = summary["joint_attainment"]
+    if share is None:
+        share = summary["attainment"]
     if share is None:
         raise ValueError("no request has a TTFT SLO, so that any number of instances would do; see docs/workloads.md")
     return share
@@ -141,7 +144,9 @@ def overall(result: Result) -> float:
 
 def worst_class(result: Result) -> float:
     """The smallest share of any class; the errors are those of `overall`."""
-    shares: dict[str, float | None] = result.summary()["attainment_by_class"]
+    summary = result.summary()
+    decoded = summary["joint_attainment"] is not None
+    shares: dict[str, float | None] = summary["joint_attainment_by_class" if decoded else "attainment_by_class"]
     return min([overall(result), *(share for share in shares.values() if share is not None)])
 
 

@@ -67,10 +67,10 @@ def normalised(overrides: Sequence[str]) -> list[str]:
 
     `+policy=` and `+workload=` choose like `policy=` and `workload=`. A key inside a group (`workload.rate_scale=2`)
     may be any that the chosen class or function reads, whether or not its file shows it: `build` names those that
-    are not read. `experiment=` adds a file of conf/experiment, which changes the whole configuration.
+    are not read. `experiment=` adds like `+experiment=`.
     """
     chosen = [re.sub(r"^\+(?=(policy|workload)=)", "", override) for override in overrides]
-    chosen = [re.sub(r"^\+?experiment=", "+experiment@_global_=", override) for override in chosen]
+    chosen = [re.sub(r"^(?=experiment=)", "+", override) for override in chosen]
     return [f"++{one}" if re.match(rf"({'|'.join(GROUPS)})\.[\w.]+=", one) else one for one in chosen]
 
 

@@ -99,7 +99,7 @@ class Instance:
         self._timer = Alarm(env, self._on_timer)  # the one that counts; those set before are ignored
         self._stop: Stop | None = None  # where the running batch is when the timer fires
         self._barrier_s = 0.0  # of which the last part is the ranks' barrier
-        self._flagged_for: Job | None = None
+        self.flagged_for: Job | None = None  # whom the running batch is being stopped for
         self._flagged_s = self._parked_s = math.nan  # when a batch was last flagged, and last paused
         self._suspended_blocks = 0
 
@@ -135,13 +135,6 @@ class Instance:
         self.log_kv()
         if self.view.running is None and self.view.waiting and self._poller is None:
             self._wake()
-
-    def withdraw(self, job: Job) -> bool:
-        """A job leaves, to wait elsewhere; False where it does not wait, has started, or a batch is stopped for it."""
-        leaves = job in self.view.waiting and not has_started(job) and job is not self._flagged_for
-        if leaves:
-            self.view.waiting.remove(job)
-        return leaves
 
     def reject(self, job: Job, reason: Reason) -> None:
         """A request ends before it began."""
@@ -185,13 +178,16 @@ class Instance:
         if running is None:
             self.stage.make_room()
             batch = self._ask()
+            if batch is None and self.view.evicted:  # nothing is left to run: what lost its blocks may start again
+                self.view.evicted = False
+                batch = self._ask()
             if batch is not None:
                 self._start(batch)
             elif not self._idles:
                 self._must_not(idle_breach(self.view))
         elif self._plans_ahead:
             self._plan(running)
-        elif self._flagged_for is None and not self._at_stops:  # no second signal while stopping
+        elif self.flagged_for is None and not self._at_stops:  # no second signal while stopping
             answer = self._ask()
             if answer is not running:
                 self._flag(running, answer)
@@ -269,7 +265,7 @@ class Instance:
         self._must_not(idle_breach(self.view) if answer is None else None)
         assert answer is not None
         self._flagged_s = self.view.now_s
-        self._flagged_for = answer.head
+        self.flagged_for = answer.head
 
     def _next_stop(self, batch: Batch) -> Stop:
         """The next legal stop from now on, never the one where the batch resumed."""
@@ -292,10 +288,11 @@ class Instance:
         if event is not self._timer:
             return  # a batch that was flagged meanwhile
         batch, stop = self.view.running, self._stop
-        assert batch is not None and stop is not None, f"instance {self.index}: a timer fired with nothing running"
+        assert batch is not None, f"instance {self.index}: a timer fired with nothing running"
+        assert stop is not None
         self.view.now_s = self.env.now
         at_end = stop is batch.timeline.end
-        if not at_end and self._flagged_for is None:
+        if not at_end and self.flagged_for is None:
             if self.env.peek() > self.env.now:
                 self._consult_at(batch, stop)
             else:
@@ -317,8 +314,8 @@ class Instance:
         view = self.view
         view.running = self._stop = None
         paused = bool(batch.parts) and not at_end
-        if self._flagged_for is not None:
-            self._acknowledge(batch, self._flagged_for, paused=paused)
+        if self.flagged_for is not None:
+            self._acknowledge(batch, self.flagged_for, paused=paused)
         ahead = self._plans_ahead  # then the jobs are where the batch brings them already
         unfinished = not at_end or any(job.left_tokens > (0 if ahead else new) for job, new in batch.parts)
         ended = Ended.PAUSED if paused else Ended.PASS if unfinished else Ended.FINISHED
@@ -339,7 +336,7 @@ class Instance:
 
     def _acknowledge(self, batch: Batch, by: Job, *, paused: bool) -> None:
         """Ends the wait of whom the batch was flagged for; to end a run of decodes early is no preemption."""
-        self._flagged_for = None
+        self.flagged_for = None
         if not batch.parts:
             return
         now_s = self.view.now_s

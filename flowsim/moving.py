@@ -10,6 +10,7 @@ from flowsim.events import Later
 from flowsim.log import Log
 from flowsim.proxied import Proxied
 from flowsim.router import Move, Rebalancer
+from flowsim.stage import has_started
 
 __all__ = ["Moving"]
 
@@ -56,8 +57,10 @@ class Moving:
         if not (isinstance(source, Proxied) and isinstance(target, Proxied)) or not {source, target} <= {*servers}:
             name = type(self._router).__name__
             raise ValueError(f"{name}.rebalance answered {move!r:.80}; both ends must be servers that it was given")
-        if source is target or not source.instance.withdraw(job):
+        waiting = source.instance.view.waiting
+        if source is target or job not in waiting or has_started(job) or job is source.instance.flagged_for:
             return
+        waiting.remove(job)
         job.migrations += 1
         self._log.migrations.add((job.id, source.index, target.index, self._env.now))
         source.left(job.request)

@@ -97,7 +97,7 @@ def _composed(overrides: tuple[str, ...], config_dir: str | None) -> tuple[DictC
     choices = {
         str(group): str(name)
         for group, name in config.hydra.runtime.choices.items()
-        if str(group).split("/")[0].split("@")[0] not in aside
+        if str(group).split("/")[0] not in aside
     }
     own = {key: config._get_node(key) for key in config if key != "hydra"}
     for key in own:

@@ -84,6 +84,12 @@ def test_of_several_pools_none_of_the_answer_can_lose_an_instance():
     assert found.one_fewer < 1.0
 
 
+def test_where_tokens_are_decoded_the_tbt_slo_counts_too():
+    overrides = ["cluster=pd", "workload=azure_conv", "workload.num_requests=30", "workload.ttft_slo_s=100"]
+    shares = [overall(build(compose([*overrides, f"workload.tbt_slo_s={slo_s}"])).run()) for slo_s in ("1e-6", "100")]
+    assert shares == [pytest.approx(0.0, abs=0.2), 1.0]  # who gets one token waits for no second
+
+
 def test_the_task_writes_a_row_per_gpu_and_says_what_does_not_fit(tmp_path, capsys):
     config = compose(
         [

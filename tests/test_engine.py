@@ -186,6 +186,30 @@ def test_an_engine_asked_only_where_something_changes_takes_a_bounded_number_of_
     assert result.run["events"] <= 8 * joins + 60 * (blocks == 61)
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    requests=chats(most_prompt=400, most_output=120),
+    shared=st.integers(0, 9),
+    blocks=st.sampled_from([35, 60, 90]),
+    seqs=st.sampled_from([2, 9]),
+    cache=st.booleans(),
+    stops=st.sampled_from(["operator", "block", "pass"]),
+)
+def test_the_laws_of_a_run_hold_on_disaggregated_clusters_short_of_memory(requests, shared, blocks, seqs, cache, stops):
+    """Prompts that share their first blocks; two prefill instances before one that decodes and recomputes."""
+    requests = [
+        replace(one, prefix_hashes=tuple(range(min(shared, one.prompt_tokens // SIZE))), ttft_slo_s=0.2)
+        for one in requests
+    ]
+    memory = {"kv_blocks": blocks, "prefix_cache": cache}
+    decode = Pool(**memory, max_sequences=seqs, policy=ComposedPolicy("arrival", TokenBudget(2048), "pass"))
+    cluster = Cluster(pools={"prefill": Pool(**memory, decode="decode", instances=2), "decode": decode})
+    policy = ComposedPolicy("slack_edf", SLOAware(512), stops)
+    result = simulate(requests, policy=policy, latency=A100, cluster=cluster)
+    check_result(result, cluster.hardware(A100))
+    assert set(result.tables["requests"]["outcome"]) <= {"finished", "rejected"}
+
+
 def test_the_tokens_between_two_decisions_cost_no_event():
     short, long = ([Request(id=0, arrival_s=0.0, prompt_tokens=50, output_tokens=n)] for n in (2, 2000))
     assert served(long).run["events"] == served(short).run["events"]

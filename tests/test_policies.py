@@ -18,6 +18,7 @@ from toys import checked, toy_latency, workload
 from flowsim import LatencyModel, Policy, Request, Result, View, load_profile
 from flowsim.config import CONF, compose, make
 from flowsim.core import Job
+from flowsim.testing import make_job, make_view
 
 SHIPPED = sorted(path.stem for path in (CONF / "policy").glob("*.yaml"))
 SECOND = toy_latency(1.0)
@@ -103,6 +104,23 @@ def test_hybrid_chunked_fills_its_budget_in_order_and_the_last_prompt_gets_what_
         ([(0, 4), (2, 4)], 18.0),
         ([(0, 1), (2, 1)], 20.0),
     ]
+
+
+def test_vllm_serves_decodes_then_started_prompts_then_new_ones_unless_a_sequence_has_lost_its_blocks():
+    policy = shipped("vllm", "batching.tokens=10")
+    started, new, decoding = make_job(1, 9, done_tokens=4), make_job(2, 8), make_job(0, 5, done_tokens=5)
+    view = make_view(waiting=[started, new])
+    view.decodes[decoding.id] = decoding
+    batch = policy.select(view)
+    assert (batch.decodes, batch.parts) == ((decoding,), ((started, 5), (new, 4)))
+    view.evicted = True
+    batch = policy.select(view)
+    assert (batch.decodes, batch.parts) == ((decoding,), ((started, 5),))
+
+
+def test_vllm_is_chunked_prefill_where_nothing_decodes():
+    requests = workload((0.0, 5000), (0.0, 300), (0.1, 2500))
+    assert passes(checked(requests, shipped("vllm"), MS)) == passes(checked(requests, shipped("chunked_2k"), MS))
 
 
 def test_interactive_lifo_starves_the_oldest_and_interactive_first_does_not():

@@ -94,9 +94,7 @@ def test_a_launcher_runs_each_job_and_the_exit_code_says_that_one_failed(launche
 
 
 def test_the_slurm_experiment_names_what_it_lacks_or_is_composed(tmp_path):
-    shown = command(
-        tmp_path, "-m", "flowsim", "-m", "+experiment=on_slurm", "hydra.launcher.partition=cpu", "--cfg", "hydra"
-    )
+    shown = command(tmp_path, "-m", "flowsim", "+experiment=on_slurm", "hydra.launcher.partition=cpu", "--cfg", "hydra")
     try:
         import hydra_plugins.hydra_submitit_launcher  # noqa: F401
     except ImportError:

@@ -5,6 +5,7 @@ It must not know what the points are for.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -21,6 +22,7 @@ from flowsim.study.store import Store
 __all__ = ["BACKENDS", "Progress", "Workers"]
 
 BACKENDS = ("loky", "dask", "ray")
+ROUND = 8  # runs a worker of Ray is given before any is kept
 Progress = Callable[[int, int], None]
 """Called with the points that are done, and about how many there will be."""
 
@@ -141,14 +143,24 @@ class Workers:
 
     def _parallel(self, points: Iterator[Point]) -> Generator[Record, None, None]:
         """Hands out points, several at once where they are short; joblib says nothing of those that are cut short."""
-        parallel = joblib.Parallel(n_jobs=self.jobs, backend=self.backend, return_as="generator_unordered")
-        records = parallel(joblib.delayed(run_point)(point) for point in points)
+        runs = (joblib.delayed(run_point)(point) for point in points)
+        with joblib.parallel_config(backend=self.backend, n_jobs=self.jobs):  # Dask's takes no other way
+            if self.backend == "ray":  # it answers only when all that it was given is done
+                records = _rounds(joblib.Parallel(), runs, ROUND * joblib.effective_n_jobs(self.jobs))
+            else:
+                records = joblib.Parallel(return_as="generator_unordered")(runs)
         try:
             yield from records
         finally:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 records.close()
+
+
+def _rounds(parallel: Any, runs: Iterator[Any], size: int) -> Generator[Record, None, None]:
+    """Records of so many runs after the other."""
+    while some := list(itertools.islice(runs, size)):
+        yield from parallel(some)
 
 
 def _noted(points: list[Point], handed_out: list[Point]) -> Iterator[Point]:
@@ -163,13 +175,12 @@ def _start_dask() -> Callable[[], None]:
         from distributed import Client, get_client
     except ImportError as error:
         raise ValueError("backend=dask needs the extra `dask`: pip install 'flowsim-prefill[dask]'") from error
-    close: Callable[[], None] = _nothing
     try:
         get_client()
     except ValueError:  # no client yet
-        close = Client().close
-    with joblib.parallel_config(backend="dask"):  # joblib learns of Dask by this
+        close: Callable[[], None] = Client().close
         return close
+    return _nothing
 
 
 def _nothing() -> None:
