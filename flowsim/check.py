@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flowsim.check_migrations import came_s, check_migrations
 from flowsim.check_transfers import check_transfers
 from flowsim.core import Outcome
 from flowsim.latency import NO_DECODES, Decodes, LatencyModel
@@ -42,6 +43,8 @@ def check_result(result: Result, latency: LatencyModel | Mapping[str, LatencyMod
         _check_decodes(result)
     if "transfers" in result.tables:
         check_transfers(result)
+    if "migrations" in result.tables:
+        check_migrations(result)
     if latency is not None:
         for name, pool in result.run["pools"].items():
             _check_timelines(result, pool, latency if isinstance(latency, LatencyModel) else latency[name])
@@ -112,7 +115,7 @@ def _check_gpus(result: Result) -> None:
         if "requeued" in requests:
             mine &= requests["requeued"] == 0  # the others waited elsewhere too
         order = np.argsort(requests["start_s"][mine], kind="stable")
-        start_s, arrival_s = requests["start_s"][mine][order], requests["arrival_s"][mine][order]
+        start_s, arrival_s = requests["start_s"][mine][order], came_s(result)[mine][order]
         earliest_s = np.append(np.minimum.accumulate(arrival_s[::-1])[::-1], np.inf)
         waited_s = earliest_s[np.searchsorted(start_s, gap_end_s - SAME_S)]
         hold("5 never idle while a job waits that fits", waited_s >= gap_end_s - SAME_S, gap_begin_s, waited_s)

@@ -25,10 +25,11 @@ from flowsim.latency import LatencyModel, Predictor
 from flowsim.link import Handover, Transfers
 from flowsim.lockstep import Lockstep
 from flowsim.log import Log
+from flowsim.moving import Moving
 from flowsim.policy import Policy, Polling
 from flowsim.pool import HERE, Cluster, Pool
 from flowsim.proxied import Proxied
-from flowsim.router import Router, Server
+from flowsim.router import Rebalancer, Router, Server
 from flowsim.stage import PrefillStage, Stage
 
 __all__ = ["Fleet"]
@@ -72,6 +73,9 @@ class Fleet:
         self._seed = seed
         self._ended = ended
         self._router = copy.deepcopy(router)
+        self._moving: Moving | None = None
+        if isinstance(self._router, Rebalancer):
+            self._moving = Moving(env, self._router, log, lambda: self._live)
         self._handover = copy.deepcopy(cluster.handover)
         self._servers: dict[str, list[Proxied]] = {name: [] for name in cluster.pools}
         self._transfers = Transfers(env, cluster.link, log)
@@ -176,6 +180,7 @@ class Fleet:
             server.left(request)
             if pulls:
                 self._transfers.pull(server.instance)
+            self._changed()
             self._ended(request, finish_s)
 
         return ended
@@ -192,7 +197,13 @@ class Fleet:
             return
         server = self._chosen(self._router, request, self._live)
         inspect(request, self.hardware[server.pool])
+        self._changed()
         server.submit(request)
+
+    def _changed(self) -> None:
+        """Something came or ended: what waits may be better off elsewhere."""
+        if self._moving is not None:
+            self._moving.changed()
 
     def _lost(self, server: Proxied, jobs: Sequence[Job]) -> None:
         """An instance is down; its jobs, and those whose KV was on its way from there, start anew on others, in the
@@ -207,6 +218,7 @@ class Fleet:
         if not self._live:
             self._held += jobs
             return
+        self._changed()
         for job in jobs:
             self._chosen(self._router, job.request, self._live).take_over(job)
 
@@ -231,6 +243,7 @@ class Fleet:
         self._count_up(server.pool)
         self._hand_over_again(self._transfers.resume(server.index, {one.index for one in self._servers[server.pool]}))
         held, self._held = (self._held, []) if self._live else ([], self._held)
+        self._changed()
         for job in held:
             server = self._chosen(self._router, job.request, self._live)
             if job.requeued:

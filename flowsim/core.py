@@ -100,6 +100,7 @@ class Job:
     `generated_tokens` are output tokens so far, those of the step that runs among them where steps are planned ahead.
     `cached_tokens` of the prompt came from a prefix cache; `evictions` from KV memory made it compute
     `recomputed_tokens` once more, and so did failures of instances that had its KV, after which it was `requeued`.
+    `migrations` counts its moves from one queue to another.
     """
 
     __slots__ = (
@@ -112,6 +113,7 @@ class Job:
         "first_token_s",
         "generated_tokens",
         "id",
+        "migrations",
         "next_step",
         "preemptions",
         "prefill_instance",
@@ -143,6 +145,7 @@ class Job:
         self.evictions = 0
         self.recomputed_tokens = 0
         self.requeued = 0
+        self.migrations = 0
         self.prefill_instance = -1  # where the first token was made
         self.first_token_s = math.nan
         self.run_step = self.next_step = -1  # its tokens come from these steps of its instance, without a gap

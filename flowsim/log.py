@@ -72,7 +72,7 @@ class Log:
         self.requests = Table(
             "id", "start_s", "first_token_s", "finish_s", "blocked_s", "preemptions", "suspended_s",
             "prefill_instance", "outcome", "reason", "decode_instance", "cached_tokens", "evictions",
-            "recomputed_tokens", "requeued",
+            "recomputed_tokens", "requeued", "migrations",
         )  # fmt: skip
         self.segments = Table(
             "instance", "batch", "start_s", "end_s", "first_op", "last_op", "tokens", "ended", "switch_s", "barrier_s"
@@ -87,6 +87,7 @@ class Log:
         self.tokens = Table("request", "instance", "first_step", "last_step")
         self.transfers = Table("request", "source", "target", "bytes", "asked_s", "start_s", "end_s", "failed")
         self.failures = Table("instance", "at_s", "until_s")
+        self.migrations = Table("request", "source", "target", "at_s")
         self.decisions = 0
         self.scheduler_wall_s = 0.0
         self.events = 0

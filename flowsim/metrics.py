@@ -33,7 +33,7 @@ __all__ = ["Result"]
 
 Array = npt.NDArray[Any]
 TABLES = ("requests", "segments", "batches", "preemptions", "kv")
-MORE_TABLES = ("steps", "tokens", "transfers", "failures")
+MORE_TABLES = ("steps", "tokens", "transfers", "failures", "migrations")
 _KV_COUNTS = ("cached_tokens", "evictions", "recomputed_tokens")
 
 
@@ -83,6 +83,9 @@ class Result:
         if len(log.failures):
             tables["failures"] = _columns(log.failures)
             tables["requests"] |= _counts(log.requests, len(requests), "requeued", "recomputed_tokens")
+        if len(log.migrations):
+            tables["migrations"] = _columns(log.migrations)
+            tables["requests"] |= _counts(log.requests, len(requests), "migrations")
         if len(log.transfers):
             tables["transfers"] = _by_start(_columns(log.transfers))
             tables["requests"] |= _transferred(tables["transfers"], len(requests))

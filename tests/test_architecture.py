@@ -31,11 +31,12 @@ LAYERS = (
         "instance",
         "router",
         "feasible_routing",
+        "migration",
         "pool",
         "source",
     ),
-    ("link", "proxied", "failures", "cluster"),
-    ("tokens", "law", "tables", "metrics", "summary", "by_class", "check_transfers", "check"),
+    ("link", "proxied", "failures", "moving", "cluster"),
+    ("tokens", "law", "tables", "metrics", "summary", "by_class", "check_transfers", "check_migrations", "check"),
     ("sim",),
     ("testing",),
     ("config", "variants", "report"),
@@ -78,6 +79,8 @@ ONLY = {
     "tables": {"log"},
     "events": {"timeline"},
     "feasible_routing": {"core", "feasible", "policy", "router"},
+    "migration": {"core", "feasible", "feasible_routing", "policy", "router"},
+    "moving": {"events", "log", "proxied", "router", "stage"},
     "explain": {"core", "log", "metrics", "report"},
     "source": {"core", "events"},
     "regress": {"check", "config", "core", "flowsim", "names"},
@@ -101,7 +104,7 @@ ONLY = {
 }
 # Packages that only some modules may import, at the top or inside a function.
 KEPT_TO = {
-    "simpy": {"events", "instance", "cluster", "failures", "link", "lockstep", "proxied", "sim", "source"},
+    "simpy": {"events", "instance", "cluster", "failures", "link", "lockstep", "moving", "proxied", "sim", "source"},
     "hydra": {"config", "variants", "__main__"},
     "omegaconf": {"config", "variants", "__main__"},
     "joblib": {"study"},
