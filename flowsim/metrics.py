@@ -33,7 +33,7 @@ __all__ = ["Result"]
 
 Array = npt.NDArray[Any]
 TABLES = ("requests", "segments", "batches", "preemptions", "kv")
-MORE_TABLES = ("steps", "tokens", "transfers", "failures")
+MORE_TABLES = ("steps", "tokens", "transfers", "failures", "migrations")
 _KV_COUNTS = ("cached_tokens", "evictions", "recomputed_tokens")
 
 
@@ -83,8 +83,11 @@ class Result:
         if len(log.failures):
             tables["failures"] = _columns(log.failures)
             tables["requests"] |= _counts(log.requests, len(requests), "requeued", "recomputed_tokens")
+        if len(log.migrations):
+            tables["migrations"] = _columns(log.migrations)
+            tables["requests"] |= _counts(log.requests, len(requests), "migrations")
         if len(log.transfers):
-            tables["transfers"] = _columns(log.transfers)
+            tables["transfers"] = _by_start(_columns(log.transfers))
             tables["requests"] |= _transferred(tables["transfers"], len(requests))
         run = {
             "model": latency.profile.model,
@@ -281,11 +284,18 @@ def _counts(log: Table, requests: int, *names: str) -> Columns:
     return columns
 
 
+def _by_start(transfers: Columns) -> Columns:
+    order = np.lexsort((transfers["request"], transfers["start_s"]))
+    ordered = {name: cells[order] for name, cells in transfers.items()}
+    return ordered | {"failed": ordered["failed"].astype(bool)}
+
+
 def _transferred(transfers: Columns, requests: int) -> Columns:
     """When each request's KV was on its way, the last time it was."""
     columns = {name: np.full(requests, math.nan) for name in ("transfer_start_s", "transfer_end_s")}
+    arrived = ~transfers["failed"]
     for name, column in columns.items():
-        column[transfers["request"]] = transfers[name.removeprefix("transfer_")]
+        column[transfers["request"][arrived]] = transfers[name.removeprefix("transfer_")][arrived]
     return columns
 
 
