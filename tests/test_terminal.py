@@ -67,8 +67,8 @@ def test_the_load_is_said_to_be_of_the_instances_that_prefill():
         ("pd", "the capacity of prefill"),
         ("colocated", "capacity without decoding"),
     ):
-        policy = ["policy=vllm"] if cluster == "colocated" else []
-        setup = build(compose([f"cluster={cluster}", "workload.num_requests=50", *policy]))
+        needs = {"colocated": ["policy=vllm"], "two_track": ["router=two_track"]}.get(cluster, [])
+        setup = build(compose([f"cluster={cluster}", "workload.num_requests=50", *needs]))
         words_of_it = capacity_words(Cluster.of(setup.cluster))
         assert words_of_it == words
         assert header("t", 50, 0.5, words_of_it).plain.endswith(f"offered load 0.50 of {words}")
