@@ -1,30 +1,27 @@
 """Results: the tables and the summary of a run, saved to and loaded from a folder.
 
-Tables are plain columns of numpy arrays; pandas is imported only when a DataFrame is asked for.
+Tables are plain columns of numpy arrays; pandas is imported only when a DataFrame is asked for, or a run is read.
 """
 
 from __future__ import annotations
 
-import csv
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from flowsim import markup
-from flowsim.by_class import CLASS_HEADER, class_rows
+from flowsim.by_class import class_table
 from flowsim.core import Request
 from flowsim.keep import ALL, KEPT, Keeper, KeptTables
 from flowsim.latency import LatencyModel
-from flowsim.log import Columns, Log, is_float
-from flowsim.summary import summarise
-from flowsim.tables import event_tables, request_tables
+from flowsim.load import offered_load
+from flowsim.log import Columns, Log
+from flowsim.summary import gpu_words, summarise
+from flowsim.tables import read_table, write_table
+from flowsim.tabulate import event_tables, request_tables
 from flowsim.totals import Totals
 
 if TYPE_CHECKING:
@@ -32,16 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Result"]
 
-Array = npt.NDArray[Any]
-MORE_TABLES = ("steps", "tokens", "transfers", "failures")
-_TEXT = {"prefix_hashes", "slo_class", "outcome", "reason", "ended"}
-_BOOLS = {"paused", "extrapolated", "measured"}
-_OBJECTS: dict[str, Callable[[str], Any]] = {
-    "met_slo": lambda cell: cell == "True",
-    "met_tbt": lambda cell: cell == "True",
-    "prefill_instance": int,
-    "decode_instance": int,
-}
+MORE_TABLES = ("steps", "tokens", "transfers", "failures", "migrations")
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,6 +80,7 @@ class Result:
             "pools": {name: dict(pool) for name, pool in pools.items()},
             **({"link": dict(link)} if len(log.transfers) else {}),
             "seed": seed,
+            "offered_load": offered_load(requests, _prefilling(hardware, pools)),
             "after_horizon": after_horizon,
             "warmup_s": warmup_s,
             "cooldown_s": cooldown_s,
@@ -103,19 +92,19 @@ class Result:
             "simulation_wall_s": simulation_wall_s,
             "keep": keeper.keep,
         }
+        every = {"requests": tables["requests"], **event_tables(log), **tables}
         if keeper.keep == ALL:
-            return Result(tables | event_tables(log), run)
-        figures = summarise(tables, keeper.totals, run)
-        return Result(keeper.tables(tables | event_tables(log)), run, figures)
+            return Result(every, run)
+        return Result(keeper.tables(every), run, summarise(every, keeper.totals, run))
 
     def __repr__(self) -> str:
         figures = self.summary()
         attained = "no SLOs" if figures["attainment"] is None else f"attainment {figures['attainment']:.2%}"
-        run = self.run
-        return f"Result({figures['requests']} requests, {attained}, {run['model']} on {figures['gpus']} x {run['gpu']})"
+        return f"Result({figures['requests']} requests, {attained}, {self.run['model']} on {gpu_words(self.run)})"
 
     def _repr_html_(self) -> str:
-        return markup.table(repr(self), class_rows(self.summary()), CLASS_HEADER)
+        header, rows = class_table(self.summary())
+        return markup.table(repr(self), rows, header)
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -161,7 +150,7 @@ class Result:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name, table in self.tables.items():
-            _write(folder / f"{name}.csv", table)
+            write_table(folder / f"{name}.csv", table)
         for name, content in (("run", dict(self.run)), ("summary", self.summary())):
             (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         return folder
@@ -177,13 +166,15 @@ class Result:
         run = _json(folder, "run")
         keep = run.get("keep", ALL)  # not in the runs of older versions
         _check_there(folder, [f"{name}.csv" for name in KEPT[keep]])
-        if "pools" not in run:
+        if "pools" not in run:  # of an older version
             run["pools"] = _one_pool(run)
+        if "offered_load" not in run:  # likewise
+            run["offered_load"] = _json(folder, "summary")["offered_load"]
         if keep != ALL:
-            tables = {name: _read(folder / f"{name}.csv") for name in KEPT[keep]}
+            tables = {name: read_table(folder / f"{name}.csv") for name in KEPT[keep]}
             return Result(KeptTables(tables, keep), run, _json(folder, "summary"))
         there = [*KEPT[ALL], *(name for name in MORE_TABLES if (folder / f"{name}.csv").is_file())]
-        return Result({name: _read(folder / f"{name}.csv") for name in there}, run)
+        return Result({name: read_table(folder / f"{name}.csv") for name in there}, run)
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
@@ -205,36 +196,16 @@ def _one_pool(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {"prefill": {"instances": [0, run["instances"] - 1], "decode": None, **{key: run[key] for key in keys}}}
 
 
+def _prefilling(
+    hardware: Mapping[str, LatencyModel], pools: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[int, LatencyModel]]:
+    """How many instances of each kind of hardware requests are sent to."""
+    decoding = {pool["decode"] for pool in pools.values()}
+    spans = {name: pool["instances"] for name, pool in pools.items() if name not in decoding}
+    return [(last - first + 1, hardware[name]) for name, (first, last) in spans.items()]
+
+
 def _frame(columns: Columns) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame(dict(columns))
-
-
-def _write(path: Path, columns: Columns) -> None:
-    cells = [["" if cell is None or cell != cell else cell for cell in column.tolist()] for column in columns.values()]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(zip(*cells, strict=True))
-
-
-def _read(path: Path) -> Columns:
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.reader(file)
-        names = next(rows)
-        cells = list(zip(*rows, strict=True)) or [()] * len(names)
-    return {name: _parsed(name, column) for name, column in zip(names, cells, strict=True)}
-
-
-def _parsed(name: str, cells: Sequence[str]) -> Array:
-    """A column's cells as numbers, or as objects where it holds text or may hold None."""
-    if name in _TEXT:
-        return np.array([cell or None for cell in cells], dtype=object)
-    if name in _OBJECTS:
-        return np.array([_OBJECTS[name](cell) if cell else None for cell in cells], dtype=object)
-    if name in _BOOLS:
-        return np.array([cell == "True" for cell in cells], dtype=bool)
-    if is_float(name):
-        return np.array([float(cell) if cell else math.nan for cell in cells], dtype=np.float64)
-    return np.array([int(cell) for cell in cells], dtype=np.int64)

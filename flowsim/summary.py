@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from flowsim.core import Outcome, Reason
 from flowsim.log import Columns
 from flowsim.totals import Totals
 
-__all__ = ["attainment", "summarise"]
+__all__ = ["attainment", "gpu_words", "statistics", "summarise"]
 
 Array = npt.NDArray[Any]
 
@@ -35,21 +36,20 @@ def summarise(tables: Mapping[str, Columns], totals: Totals, run: Mapping[str, A
     waited_s = requests["queued_s"] + requests["suspended_s"]
     busy_s = float(totals.busy_s.sum())
     simulated_s = _last(everyone["finish_s"], totals.last_end_s)
-    rate_rps = arrival_rate(everyone["arrival_s"])
-    gpu_s = everyone["isolated_s"] - _request_s(everyone, run)
     return {
         "requests": n,
         "measured": int(everyone["measured"].sum()),
         "left_out": _left_out(everyone, run),
         "partial": run.get("partial", False),
-        "rate_rps": rate_rps,
-        "offered_load": rate_rps * float(gpu_s.mean()) / _prefilling(run) if rate_rps is not None else None,
+        "rate_rps": arrival_rate(everyone["arrival_s"]),
+        "offered_load": run["offered_load"],
         "attainment": attainment(requests),
         "attainment_by_class": {name: attainment(requests, rows) for name, rows in by_class.items()},
         "impossible": int((requests["ttft_slo_s"] < requests["isolated_s"]).sum()),
         "ttft_s": statistics(requests["ttft_s"]),
         "ttft_s_by_class": {name: statistics(requests["ttft_s"][rows]) for name, rows in by_class.items()},
         "tbt_mean_s": _statistics_of(requests, "tbt_mean_s"),
+        "tbt_mean_s_by_class": {name: _statistics_of(requests, "tbt_mean_s", rows) for name, rows in by_class.items()},
         "tbt_p99_s": _statistics_of(requests, "tbt_p99_s"),
         "tbt_max_s": _statistics_of(requests, "tbt_max_s"),
         "tbt_attainment": attainment(requests, of="tbt"),
@@ -78,6 +78,7 @@ def summarise(tables: Mapping[str, Columns], totals: Totals, run: Mapping[str, A
         "finished": int((everyone["outcome"] == Outcome.FINISHED.value).sum()),
         "unfinished": int((requests["outcome"] == Outcome.UNFINISHED.value).sum()),
         "failures": _failures(tables),
+        "migrations": _migrations(tables, requests),
         "simulated_s": simulated_s,
         "simulation_wall_s": run["simulation_wall_s"],
         "events_per_request": run["events"] / n if n else None,
@@ -123,8 +124,9 @@ def statistics(values_s: Array, *, largest: bool = False) -> dict[str, float | N
     return dict(zip(names, map(float, figures), strict=True))
 
 
-def _statistics_of(requests: Columns, name: str) -> dict[str, float | None]:
-    return statistics(requests.get(name, np.empty(0)))
+def _statistics_of(requests: Columns, name: str, rows: Array | slice = slice(None)) -> dict[str, float | None]:
+    """Of a column that only runs with decodes have, or of nothing."""
+    return statistics(requests[name][rows] if name in requests else np.empty(0))
 
 
 def _decode(requests: Columns, tables: Mapping[str, Columns], simulated_s: float) -> dict[str, Any] | None:
@@ -159,13 +161,6 @@ def _pool(pool: Mapping[str, Any], requests: Columns, totals: Totals, simulated_
     }
 
 
-def _prefilling(run: Mapping[str, Any]) -> int:
-    """Instances that the router sends requests to."""
-    pools = run["pools"]
-    decoding = {pool.get("decode") for pool in pools.values()}  # not in the runs of older versions
-    return sum(pool["instances"][1] - pool["instances"][0] + 1 for name, pool in pools.items() if name not in decoding)
-
-
 def _failures(tables: Mapping[str, Columns]) -> dict[str, Any] | None:
     """What failures did; None where there were none."""
     if "failures" not in tables:
@@ -177,6 +172,21 @@ def _failures(tables: Mapping[str, Columns]) -> dict[str, Any] | None:
         "requeued": int((requests["requeued"] > 0).sum()),
         "recomputed_tokens": int(requests["recomputed_tokens"].sum()),
     }
+
+
+def gpu_words(run: Mapping[str, Any]) -> str:
+    """How many GPUs of which kind a run had in all."""
+    counts: Counter[str] = Counter()
+    for pool in run["pools"].values():
+        counts[pool["gpu"]] += _gpus(pool)
+    return " and ".join(f"{count} x {gpu}" for gpu, count in counts.items())
+
+
+def _migrations(tables: Mapping[str, Columns], requests: Columns) -> dict[str, int] | None:
+    """What moved from one queue to another; None where nothing did."""
+    if "migrations" not in tables:
+        return None
+    return {"count": int(requests["migrations"].sum()), "requests": int((requests["migrations"] > 0).sum())}
 
 
 def _gpus(pool: Mapping[str, Any]) -> int:
@@ -191,14 +201,6 @@ def _sent_to(pool: Mapping[str, Any], requests: Columns) -> Array:
     instance = np.array([-1 if one is None else one for one in requests["prefill_instance"].tolist()], dtype=np.int64)
     rows: Array = (instance >= first) & (instance <= last)
     return rows
-
-
-def _request_s(requests: Columns, run: Mapping[str, Any]) -> Array:
-    """What `request_s` was of each request's TTFT."""
-    seconds = np.full(len(requests["id"]), run["request_s"])
-    for pool in run["pools"].values():
-        seconds[_sent_to(pool, requests)] = pool["request_s"]
-    return seconds
 
 
 def _left_out(requests: Columns, run: Mapping[str, Any]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ if os.environ.get("CI"):
     settings.load_profile("ci")
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+
+# A shell lets what it starts in the background ignore Ctrl-C; the tests, and the commands that they start, heed it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -136,7 +136,6 @@ def test_ctrl_c_ends_the_simulation_and_what_it_has_is_written_and_marked_as_par
     process = subprocess.Popen(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": IMPORTED_FROM}, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     waited = 0
     while not (tmp_path / "out/config.yaml").exists() and waited < 600:
