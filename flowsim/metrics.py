@@ -163,9 +163,12 @@ class Result:
             ValueError: the folder lacks one of the files.
         """
         folder = Path(folder)
+        ran = (folder / "run.json").is_file()
+        keep = _json(folder, "run").get("keep", ALL) if ran else ALL  # not in the runs of older versions
+        missing = [f for f in [*(f"{name}.csv" for name in KEPT[keep]), "run.json"] if not (folder / f).is_file()]
+        if missing:
+            raise ValueError(f"{folder}: not a run's folder, {', '.join(missing)} missing")
         run = _json(folder, "run")
-        keep = run.get("keep", ALL)  # not in the runs of older versions
-        _check_there(folder, [f"{name}.csv" for name in KEPT[keep]])
         if "pools" not in run:  # of an older version
             run["pools"] = _one_pool(run)
         if "offered_load" not in run:  # likewise
@@ -179,15 +182,11 @@ class Result:
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
     """One of the files of a run beside its tables."""
-    _check_there(folder, [f"{name}.json"])
-    content: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        raise ValueError(f"{folder}: not a run's folder, {path.name} missing")
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
-
-
-def _check_there(folder: Path, files: Sequence[str]) -> None:
-    missing = [file for file in files if not (folder / file).is_file()]
-    if missing:
-        raise ValueError(f"{folder}: not a run's folder, {', '.join(missing)} missing")
 
 
 def _one_pool(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
