@@ -87,7 +87,9 @@ def _check_tokens(result: Result) -> None:
         prompt = prompt - requests["cached_tokens"] + requests["recomputed_tokens"]
     elif "requeued" in requests:
         prompt = prompt + requests["recomputed_tokens"]
-    lost = requests["recomputed_tokens"] if "requeued" in requests else 0  # by what then fitted no other instance
+    lost = np.zeros(len(done))
+    if "requeued" in requests:  # what then fitted no other instance; of one that was decoded, any part
+        lost = np.where(np.isnan(requests["first_token_s"]), requests["recomputed_tokens"], computed)
     wanted = np.where(done, prompt, np.where(requests["outcome"] == Outcome.REJECTED.value, lost, computed))
     hold("3 prefilled tokens == prompt tokens", computed == wanted, computed, wanted)
 
@@ -202,8 +204,9 @@ def _check_timelines(result: Result, pool: Mapping[str, Any], latency: LatencyMo
     columns = ("batch", "start_s", "end_s", "first_op", "last_op", "ended")
     for number, start_s, end_s, first, last, ended in zip(*(table[name].tolist() for name in columns), strict=True):
         timeline = timelines.get(number)
-        if timeline is None:  # a run of decodes that was cut
-            hold("8 only what was cut lacks its timeline", ended == Ended.CUT.value, number, ended)
+        if timeline is None:  # a run of decodes that was cut in its first step
+            cut = ended in (Ended.CUT.value, Ended.FAILED.value)
+            hold("8 only what was cut lacks its timeline", cut, number, ended)
             continue
         at = reached.get(number, (0, 0.0))
         hold("8 a segment begins where its batch stopped", first == at[0], first, at[0])
@@ -287,6 +290,8 @@ def _check_sequences(result: Result) -> None:
     requests, segments = result.tables["requests"], result.tables["segments"]
     alone = (requests["prefill_instance"] == requests["decode_instance"]) & (requests["evictions"] == 0)
     alone &= requests["outcome"] == Outcome.FINISHED.value
+    if "requeued" in requests:
+        alone &= requests["requeued"] == 0
     request_s = result.run["request_s"]
     for instance in range(result.run["instances"]):
         rows = segments["instance"] == instance

@@ -103,8 +103,6 @@ class Instance:
         self._flagged_s = self._parked_s = math.nan  # when a batch was last flagged, and last paused
         self._suspended_blocks = 0
 
-    # ---------------------------------------------------------------- arrivals and decisions
-
     def submit(self, request: Request) -> None:
         """A request arrives; it waits, or is rejected: what the whole KV pool cannot hold, what is not admitted."""
         view = self.view
@@ -288,8 +286,7 @@ class Instance:
         if event is not self._timer:
             return  # a batch that was flagged meanwhile
         batch, stop = self.view.running, self._stop
-        assert batch is not None, f"instance {self.index}: a timer fired with nothing running"
-        assert stop is not None
+        assert batch is not None and stop is not None, f"instance {self.index}: a timer fired with nothing running"  # noqa: PT018
         self.view.now_s = self.env.now
         at_end = stop is batch.timeline.end
         if not at_end and self.flagged_for is None:
@@ -302,7 +299,9 @@ class Instance:
 
     def _consult_at(self, batch: Batch, stop: Stop) -> None:
         """Asks the policy at a stop (`consult="stops"`); the batch goes on, or is stopped there and then."""
-        answer = self._ask() if self.view.running is batch else batch
+        if self.view.running is not batch:
+            return  # the instance has failed in this instant
+        answer = self._ask()
         if answer is batch:
             self._run_to(batch, batch.timeline.next_stop(stop.at_s + 2 * INSTANT_S, self.policy.stops))
             return
@@ -353,11 +352,12 @@ class Instance:
         self.view.suspended.add(batch)
         self.log_kv()
 
-    def halt(self) -> Batch | None:
-        """Nothing more happens here; answers what ran."""
-        running, self.view.running = self.view.running, None
+    def halt(self) -> tuple[Batch | None, Batch | None]:
+        """Nothing more happens here; answers what ran, and what was planned behind it."""
+        halted = self.view.running, self._planned
+        self.view.running = self._planned = None
         self._timer = Alarm(self.env, self._on_timer)
-        return running
+        return halted
 
     def over(self) -> None:
         """The step of the group that this rank's batch was in is over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from flowsim.core import Outcome, Reason
 from flowsim.log import Columns
 
-__all__ = ["attainment", "statistics", "summarise"]
+__all__ = ["attainment", "gpu_words", "statistics", "summarise"]
 
 Array = npt.NDArray[Any]
 
@@ -156,6 +157,14 @@ def _failures(tables: Mapping[str, Columns]) -> dict[str, Any] | None:
         "requeued": int((requests["requeued"] > 0).sum()),
         "recomputed_tokens": int(requests["recomputed_tokens"].sum()),
     }
+
+
+def gpu_words(run: Mapping[str, Any]) -> str:
+    """How many GPUs of which kind a run had in all."""
+    counts: Counter[str] = Counter()
+    for pool in run["pools"].values():
+        counts[pool["gpu"]] += _gpus(pool)
+    return " and ".join(f"{count} x {gpu}" for gpu, count in counts.items())
 
 
 def _migrations(tables: Mapping[str, Columns], requests: Columns) -> dict[str, int] | None:

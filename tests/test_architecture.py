@@ -74,7 +74,7 @@ ONLY = {
     "hybrid": {"core", "policy", "queue", "timeline"},
     "link": {"core", "instance", "log", "pool"},
     "proxied": {"core", "instance", "latency", "view"},
-    "failures": {"core", "instance", "log", "pool", "proxied", "record"},
+    "failures": {"core", "instance", "log", "pool", "proxied", "record", "timeline"},
     "law": set(),
     "tables": {"log"},
     "events": {"timeline"},
