@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from toys import checked
 
-from flowsim import ComposedPolicy, LatencyModel, SLOAware, TokenBudget, load_profile
-from flowsim.workload import mixed
+from flowsim import ComposedPolicy, LatencyModel, Result, SLOAware, TokenBudget, load_profile
+from flowsim.check import check_result
+from flowsim.config import build, compose
+from flowsim.workload import lognormal, mixed
 
 HEAVY = {"matplotlib", "scipy", "pandas", "hydra", "omegaconf", "joblib"}
 SEGMENTS = ComposedPolicy("slack_edf", SLOAware(), "operator")
@@ -17,6 +21,19 @@ SEGMENTS = ComposedPolicy("slack_edf", SLOAware(), "operator")
 
 def a100() -> LatencyModel:
     return LatencyModel(load_profile("llama3-8b", "a100"))
+
+
+def decoded(overrides: list[str], rate_rps: float) -> Result:
+    """A run of 300 requests with 200 output tokens on average."""
+    setup = build(compose([*overrides, "workload.num_requests=1"]))
+    stream = random.Random(0)
+    requests = [
+        replace(request, output_tokens=1 + int(stream.expovariate(1.0 / 199)))
+        for request in lognormal(rate_rps=rate_rps, num_requests=300, mean_tokens=600)
+    ]
+    result = replace(setup, requests=requests).run()
+    check_result(result)
+    return result
 
 
 def modules_after(code: str) -> set[str]:
@@ -48,6 +65,23 @@ def test_a_chunk_costs_one_event_and_an_arrival_one():
         mixed(rate_rps=6.0, num_requests=500), ComposedPolicy("arrival", TokenBudget(2048), "pass"), a100()
     )
     assert result.run["events"] <= 500 + len(result.tables["segments"]["batch"])
+
+
+def test_a_step_of_a_colocated_engine_costs_one_event_and_one_decision_and_an_arrival_one_event():
+    result = decoded(["cluster=colocated", "policy=vllm"], rate_rps=3.0)
+    steps, requests = result.tables["steps"]["steps"].sum(), result.summary()["requests"]
+    assert result.run["events"] <= requests + len(result.tables["segments"]["batch"])
+    assert result.run["decisions"] <= requests + steps
+
+
+def test_a_disaggregated_cluster_costs_an_event_an_arrival_and_a_segment_and_two_a_transfer_however_many_tokens():
+    result = decoded(["cluster=pd", "policy=flowprefill"], rate_rps=5.0)
+    segments, transfers = len(result.tables["segments"]["batch"]), len(result.tables["transfers"]["request"])
+    figures = result.summary()
+    assert result.run["events"] <= figures["requests"] + segments + 2 * transfers
+    assert figures["events_per_request"] <= 6.0
+    assert result.run["decisions"] / figures["requests"] <= 4.2
+    assert figures["decode"]["steps"] > 2 * result.run["events"]  # a run of steps of the same sequences is one event
 
 
 def test_an_instance_with_nothing_to_run_asks_nobody():
