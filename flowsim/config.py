@@ -34,7 +34,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from flowsim.core import Request
-from flowsim.keep import ALL
+from flowsim.keep import ALL, check_keep
 from flowsim.latency import LatencyModel, Predictor
 from flowsim.load import offered_load
 from flowsim.metrics import Result
@@ -173,6 +173,7 @@ def build(config: DictConfig, objects: Mapping[str, Any] | None = None) -> Setup
     _check_top(config)
     for key, kind in TYPES.items():
         _check_type(config[key], kind, key)
+    check_keep(config.keep)
     if "latency" not in own:
         profile = with_overheads(load_profile(config.model, str(config.gpu)), config.overheads)
         own["latency"] = LatencyModel(profile, config.tp)
@@ -229,6 +230,7 @@ def check(config: DictConfig) -> None:
     _check_top(config)
     for key, kind in TYPES.items():
         _check_type(config[key], kind, key)
+    check_keep(config.keep)
     for group in GROUPS:
         _check_keys(config._get_node(group), group)
 

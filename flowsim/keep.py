@@ -13,7 +13,7 @@ from flowsim.log import Cells, Columns, Log, Table
 from flowsim.names import unknown
 from flowsim.totals import Totals
 
-__all__ = ["ALL", "KEPT", "SAMPLED", "Keeper", "KeptTables", "need_all"]
+__all__ = ["ALL", "KEPT", "SAMPLED", "Keeper", "KeptTables", "check_keep", "need_all"]
 
 ALL = "all"
 KEPT: dict[str, tuple[str, ...]] = {
@@ -56,8 +56,7 @@ class Keeper:
     """
 
     def __init__(self, log: Log, keep: str, requests: int, seed: int) -> None:
-        if keep not in KEPT:
-            raise ValueError(unknown("keep", keep, KEPT))
+        check_keep(keep)
         self.keep = keep
         self.totals = Totals()
         self.sample = np.zeros(0, dtype=np.int64)
@@ -91,14 +90,27 @@ class Keeper:
         return np.array([batch in self._batches for batch in rows["batch"].tolist()], dtype=bool)
 
 
-def need_all(keep: str, what: str) -> None:
-    """Refuses, before anything runs, what needs every table of a run that does not keep them.
+def check_keep(keep: str) -> None:
+    """Refuses what cannot be kept.
+
+    Raises:
+        ValueError: with near names and what can.
+    """
+    if keep not in KEPT:
+        raise ValueError(unknown("keep", keep, KEPT))
+
+
+def need_all(keep: str, what: str, instead: str = "") -> None:
+    """Refuses, before anything runs, what needs every table of a run that does not keep them; `instead` says what else
+    to ask for.
 
     Raises:
         ValueError: with what to ask for.
     """
     if keep != ALL:
-        raise ValueError(f"{what} needs every table of the run, and keep={keep} does not keep them; give keep=all")
+        raise ValueError(
+            f"{what} needs every table of the run, and keep={keep} does not keep them; give keep=all{instead}"
+        )
 
 
 def _adding(

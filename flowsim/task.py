@@ -39,7 +39,7 @@ def simulated(setup: Setup, *, title: str, report: Report, folder: Path, quiet: 
         KeyboardInterrupt: Ctrl-C was pressed; what the run did until then is written, and marked as partial.
     """
     if not isinstance(report, NoReport):
-        need_all(setup.keep, f"report={type(report).__name__.lower()}")
+        need_all(setup.keep, f"report={type(report).__name__.lower()}", " or report=none")
     capacity = capacity_words(Cluster.of(setup.cluster))
     with interruptible() as stop:
         if quiet:

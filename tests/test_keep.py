@@ -163,6 +163,8 @@ def test_the_requests_alone_draw_their_ttft():
 def test_another_word_is_refused_with_near_ones():
     with pytest.raises(ValueError, match="unknown keep 'samples'; did you mean 'sample'"):
         run("samples")
+    with pytest.raises(ValueError, match="unknown keep 'samples'; did you mean 'sample'"):
+        build(compose(["keep=samples"]))
 
 
 @pytest.mark.parametrize("extra", ["report=plots", "report=html", "report=trace", "task=explain", "task=bound"])
