@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -153,7 +154,7 @@ def _job(config: DictConfig, config_dir: str | None) -> int:
     folder = Path(runtime.output_dir)
     OmegaConf.save(config, folder / "config.yaml", resolve=True)
     chosen = runtime.choices
-    title = f"{_systems(config, chosen)} on {chosen['workload']}, {config.model} on {_gpus(config)}"
+    title = f"{_systems(config, chosen)} on {chosen['workload']}, {config.model} on {gpus_of(config)}"
     finished: int = task(setup, title=title, report=report, folder=folder, quiet=config.quiet)
     if finished:
         return 0
@@ -168,11 +169,12 @@ def _systems(config: DictConfig, chosen: Mapping[str, str]) -> str:
     return " and ".join(dict.fromkeys(chosen.get(place, chosen["policy"]) for place in places))
 
 
-def _gpus(config: DictConfig) -> str:
-    """The GPUs of one instance of each pool."""
-    pools = list((config.cluster.get("pools") or {"": config.cluster}).values())
-    gpus = [f"{pool.get('tp') or config.tp} x {pool.get('gpu') or config.gpu}" for pool in pools]
-    return " and ".join(dict.fromkeys(gpus))
+def gpus_of(config: DictConfig) -> str:
+    """How many GPUs of which kind there are in all."""
+    counts: Counter[str] = Counter()
+    for pool in (config.cluster.get("pools") or {"": config.cluster}).values():
+        counts[str(pool.get("gpu") or config.gpu)] += pool.get("instances", 1) * (pool.get("tp") or config.tp)
+    return " and ".join(f"{count} x {gpu}" for gpu, count in counts.items())
 
 
 def _help(config_dir: str | None) -> str:

@@ -19,7 +19,7 @@ from flowsim.config import Setup
 from flowsim.explain import CAUSES, LOST, Miss, explain, misses_by_cause
 from flowsim.metrics import Result
 from flowsim.pool import Pool
-from flowsim.report.plots import NoReport, Plots
+from flowsim.report.plots import Report
 from flowsim.task import finished, simulated
 
 __all__ = ["Explain", "UpperBound"]
@@ -34,7 +34,7 @@ class UpperBound:
         ValueError: a closed loop, whose arrivals depend on the schedule, ranks whose speeds are drawn, or pools.
     """
 
-    def __call__(self, setup: Setup, *, title: str, report: Plots | NoReport, folder: Path, quiet: bool) -> int:
+    def __call__(self, setup: Setup, *, title: str, report: Report, folder: Path, quiet: bool) -> int:
         """Runs the policy and finds the bounds; returns how many requests finished."""
         if not isinstance(setup.requests, Sequence):
             raise ValueError("task=bound: a closed loop's arrivals depend on the schedule; give it a fixed workload")
@@ -84,7 +84,7 @@ class Explain:
     def __init__(self, run: str | None = None) -> None:
         self.run = run
 
-    def __call__(self, setup: Setup, *, title: str, report: Plots | NoReport, folder: Path, quiet: bool) -> int:
+    def __call__(self, setup: Setup, *, title: str, report: Report, folder: Path, quiet: bool) -> int:
         """Explains a run; returns how many of its requests finished."""
         if self.run is None:
             result = simulated(setup, title=title, report=report, folder=folder, quiet=quiet)

@@ -9,14 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from flowsim.log import Columns
+from flowsim.summary import statistics
 
-__all__ = ["CLASS_HEADER", "class_rows"]
+__all__ = ["ATTAINED", "class_table"]
 
-CLASS_HEADER = ("class", "requests", "SLO s", "attained", "TTFT mean", "p50", "p90", "p99 s", "paused")
+ATTAINED = 3  # the column
+_FRONT = ("class", "requests", "SLO s", "attained")
+_TTFT = ("TTFT mean", "p50", "p90", "p99 s")
+_DECODED = ("TTFT p50", "p99 s", "TBT p50", "p99 s", "joint")
 
 
-def class_rows(requests: Columns, figures: Mapping[str, Any]) -> list[list[str]]:
-    """A row per class and one for all, over the requests that are measured: cells for `CLASS_HEADER`.
+def class_table(requests: Columns, figures: Mapping[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
+    """The header, and a row per class and one for all, over the requests that are measured.
+
+    Where tokens were decoded, the TBT of a request is their mean, and `joint` the share of requests that met both SLOs.
 
     Args:
         requests: the result's table.
@@ -24,22 +30,33 @@ def class_rows(requests: Columns, figures: Mapping[str, Any]) -> list[list[str]]
     """
     measured = {name: cells[requests["measured"]] for name, cells in requests.items()}
     rows = []
-    for name, ttft_s in figures["ttft_s_by_class"].items():
+    for name in figures["ttft_s_by_class"]:
         chosen = measured["slo_class"] == name
-        attained = figures["attainment_by_class"][name]
-        rows.append([name, *_cells(measured, chosen, _slos(measured["ttft_slo_s"][chosen]), attained, ttft_s)])
-    every = np.ones(len(measured["id"]), dtype=bool)
-    return [*rows, ["all", *_cells(measured, every, "", figures["attainment"], figures["ttft_s"])]]
+        shares = [figures[f"{of}attainment_by_class"][name] for of in ("", "joint_")]
+        of_class = {name: cells[chosen] for name, cells in measured.items()}
+        rows.append([name, *_cells(of_class, _slos(of_class["ttft_slo_s"]), *shares)])
+    rows.append(["all", *_cells(measured, "", figures["attainment"], figures["joint_attainment"])])
+    return (*_FRONT, *(_DECODED if "tbt_mean_s" in measured else _TTFT), "paused"), rows
 
 
-def _cells(
-    requests: Columns, rows: npt.NDArray[np.bool_], slo: str, attained: float | None, ttft_s: Mapping[str, float | None]
-) -> list[str]:
-    """A row of the table behind its name."""
-    paused = int((requests["suspended_s"][rows] > 0.0).sum())
-    share = "-" if attained is None else f"{attained:.2%}"
-    times_s = ["-" if seconds is None else f"{seconds:.3f}" for seconds in ttft_s.values()]
-    return [str(int(rows.sum())), slo, share, *times_s, str(paused)]
+def _cells(requests: Columns, slo: str, attained: float | None, joint: float | None) -> list[str]:
+    """The row of some requests, behind its name."""
+    ttft_s = statistics(requests["ttft_s"])
+    if "tbt_mean_s" in requests:
+        tbt_s = statistics(requests["tbt_mean_s"])
+        figures = [_seconds(times_s[name]) for times_s in (ttft_s, tbt_s) for name in ("p50", "p99")] + [_share(joint)]
+    else:
+        figures = [_seconds(seconds) for seconds in ttft_s.values()]
+    paused = int((requests["suspended_s"] > 0.0).sum())
+    return [str(len(requests["id"])), slo, _share(attained), *figures, str(paused)]
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.2%}"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.3f}"
 
 
 def _slos(slos_s: npt.NDArray[np.float64]) -> str:

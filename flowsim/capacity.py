@@ -25,7 +25,7 @@ from flowsim.metrics import Result
 from flowsim.names import unknown
 from flowsim.pool import Cluster
 from flowsim.profile import load_profile
-from flowsim.report.plots import NoReport, Plots
+from flowsim.report.plots import Report
 
 __all__ = ["Capacity", "Sized", "overall", "size", "worst_class"]
 
@@ -93,7 +93,7 @@ class Capacity:
         self.most_instances = most_instances
         self.prices = {str(gpu): _price(str(gpu), price) for gpu, price in (prices or {}).items()}
 
-    def __call__(self, setup: Setup, *, title: str, report: Plots | NoReport, folder: Path, quiet: bool) -> int:
+    def __call__(self, setup: Setup, *, title: str, report: Report, folder: Path, quiet: bool) -> int:
         """Runs it; returns for how many kinds of GPU there is an answer."""
         kinds = self.gpus or [(setup.latency.profile.gpu, None)]
         found = []

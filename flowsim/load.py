@@ -16,11 +16,12 @@ def offered_load(requests: Sequence[Request], instances: Iterable[tuple[int, Lat
     """The requests' rate as a share of the rate that kept all GPUs busy, each request run alone.
 
     Above 1 no schedule keeps up without batching, whose gain is small for long prompts. It is `offered_load` of
-    `summary.json`, where all instances are alike.
+    `summary.json`.
 
     Args:
         requests: in order of arrival.
-        instances: how many there are of each kind of hardware, bound to its pass size and stops.
+        instances: how many of those that requests are sent to are of each kind of hardware, bound to its pass size and
+            stops.
 
     Returns:
         None where there is no rate: fewer than two requests, or all at one instant.

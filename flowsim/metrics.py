@@ -1,14 +1,13 @@
 """Results: tables and summary figures computed from a run's log, saved to and loaded from a folder.
 
-Tables are plain columns of numpy arrays; pandas is imported only when a DataFrame is asked for.
+Tables are plain columns of numpy arrays; pandas is imported only when a DataFrame is asked for, or a run is read.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from flowsim import markup
-from flowsim.by_class import CLASS_HEADER, class_rows
+from flowsim.by_class import class_table
 from flowsim.core import Outcome, Reason, Request
 from flowsim.latency import LatencyModel
+from flowsim.load import offered_load
 from flowsim.log import Columns, Ended, Log, Table
 from flowsim.summary import summarise
+from flowsim.tables import is_float, read_table, whole, write_table
 from flowsim.tokens import tbt_columns
 
 if TYPE_CHECKING:
@@ -34,14 +35,6 @@ Array = npt.NDArray[Any]
 TABLES = ("requests", "segments", "batches", "preemptions", "kv")
 MORE_TABLES = ("steps", "tokens", "transfers", "failures")
 _KV_COUNTS = ("cached_tokens", "evictions", "recomputed_tokens")
-_TEXT = {"prefix_hashes", "slo_class", "outcome", "reason", "ended"}
-_BOOLS = {"paused", "extrapolated", "measured"}
-_OBJECTS: dict[str, Callable[[str], Any]] = {
-    "met_slo": lambda cell: cell == "True",
-    "met_tbt": lambda cell: cell == "True",
-    "prefill_instance": int,
-    "decode_instance": int,
-}
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,6 +98,7 @@ class Result:
             "pools": {name: dict(pool) for name, pool in pools.items()},
             **({"link": dict(link)} if len(log.transfers) else {}),
             "seed": seed,
+            "offered_load": offered_load(requests, _prefilling(hardware, pools)),
             "after_horizon": after_horizon,
             "warmup_s": warmup_s,
             "cooldown_s": cooldown_s,
@@ -124,7 +118,8 @@ class Result:
         return f"Result({figures['requests']} requests, {attained}, {run['model']} on {figures['gpus']} x {run['gpu']})"
 
     def _repr_html_(self) -> str:
-        return markup.table(repr(self), class_rows(self.tables["requests"], self.summary()), CLASS_HEADER)
+        header, rows = class_table(self.tables["requests"], self.summary())
+        return markup.table(repr(self), rows, header)
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -168,7 +163,7 @@ class Result:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name, table in self.tables.items():
-            _write(folder / f"{name}.csv", table)
+            write_table(folder / f"{name}.csv", table)
         for name, content in (("run", dict(self.run)), ("summary", self.summary())):
             (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         return folder
@@ -185,16 +180,27 @@ class Result:
         if missing:
             raise ValueError(f"{folder}: not a run's folder, {', '.join(missing)} missing")
         run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        if "pools" not in run:
+        if "pools" not in run:  # of an older version
             run["pools"] = _one_pool(run)
+        if "offered_load" not in run:  # likewise
+            run["offered_load"] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["offered_load"]
         there = [*TABLES, *(name for name in MORE_TABLES if (folder / f"{name}.csv").is_file())]
-        return Result({name: _read(folder / f"{name}.csv") for name in there}, run)
+        return Result({name: read_table(folder / f"{name}.csv") for name in there}, run)
 
 
 def _one_pool(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The pools of a run from before clusters had several."""
     keys = ("gpu", "tp", "stops", "pass_tokens", "request_s", "idles")
     return {"prefill": {"instances": [0, run["instances"] - 1], "decode": None, **{key: run[key] for key in keys}}}
+
+
+def _prefilling(
+    hardware: Mapping[str, LatencyModel], pools: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[int, LatencyModel]]:
+    """How many instances of each kind of hardware requests are sent to."""
+    decoding = {pool["decode"] for pool in pools.values()}
+    spans = {name: pool["instances"] for name, pool in pools.items() if name not in decoding}
+    return [(last - first + 1, hardware[name]) for name, (first, last) in spans.items()]
 
 
 def _requests(
@@ -246,7 +252,7 @@ def _requests(
         "ttft_slo_s": slo_s,
         "tbt_slo_s": np.array([request.tbt_slo_s for request in requests], dtype=np.float64),
         "abandon_s": np.array([request.abandon_s for request in requests], dtype=np.float64),
-        "prefill_instance": _whole(from_log("prefill_instance")),
+        "prefill_instance": whole(from_log("prefill_instance")),
         "decode_instance": np.full(n, None, dtype=object),
         "outcome": outcome,
         "reason": reason,
@@ -265,7 +271,7 @@ def _decoded(tables: Mapping[str, Columns], requests: Sequence[Request], log: Ta
     met[~np.isfinite(slo_s)] = None
     decode_instance = np.full(len(requests), math.nan)
     decode_instance[log.column("id").astype(np.int64)] = log.column("decode_instance")
-    return {**tbt, "met_tbt": met, "decode_instance": _whole(decode_instance)}
+    return {**tbt, "met_tbt": met, "decode_instance": whole(decode_instance)}
 
 
 def _counts(log: Table, requests: int, *names: str) -> Columns:
@@ -308,11 +314,7 @@ def _hashes(requests: Sequence[Request]) -> Columns:
 
 def _columns(table: Table) -> Columns:
     columns = {name: table.column(name) for name in table.columns}
-    return {name: cells if _is_float(name) else cells.astype(np.int64) for name, cells in columns.items()}
-
-
-def _is_float(column: str) -> bool:
-    return column.endswith("_s") or column == "slowest_rank"
+    return {name: cells if is_float(name) else cells.astype(np.int64) for name, cells in columns.items()}
 
 
 def _enums(columns: Columns, **names: Sequence[str]) -> Columns:
@@ -324,41 +326,7 @@ def _named(codes: Array, names: Sequence[str]) -> Array:
     return np.array([None if code != code else names[int(code)] for code in codes.tolist()], dtype=object)
 
 
-def _whole(numbers: Array) -> Array:
-    """Whole numbers, None where there is none."""
-    return np.array([None if number != number else int(number) for number in numbers.tolist()], dtype=object)
-
-
 def _frame(columns: Columns) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame(dict(columns))
-
-
-def _write(path: Path, columns: Columns) -> None:
-    cells = [["" if cell is None or cell != cell else cell for cell in column.tolist()] for column in columns.values()]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(zip(*cells, strict=True))
-
-
-def _read(path: Path) -> Columns:
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.reader(file)
-        names = next(rows)
-        cells = list(zip(*rows, strict=True)) or [()] * len(names)
-    return {name: _parsed(name, column) for name, column in zip(names, cells, strict=True)}
-
-
-def _parsed(name: str, cells: Sequence[str]) -> Array:
-    """A column's cells as numbers, or as objects where it holds text or may hold None."""
-    if name in _TEXT:
-        return np.array([cell or None for cell in cells], dtype=object)
-    if name in _OBJECTS:
-        return np.array([_OBJECTS[name](cell) if cell else None for cell in cells], dtype=object)
-    if name in _BOOLS:
-        return np.array([cell == "True" for cell in cells], dtype=bool)
-    if _is_float(name):
-        return np.array([float(cell) if cell else math.nan for cell in cells], dtype=np.float64)
-    return np.array([int(cell) for cell in cells], dtype=np.int64)

@@ -107,7 +107,7 @@ def simulate(
         count.arrivals = SourceArrivals(env, requests, deliver)
     with _collector_at_rest():
         log.events = _run(env, horizon_s, lambda: _watched(count, env, log, progress, stop))
-    fleet.close(min(horizon_s, env.now), drained=env.peek() == math.inf)
+    fleet.close(horizon_s if horizon_s < env.peek() < math.inf else env.now, drained=env.peek() == math.inf)
     if len(log.requests) != len(count.arrivals.delivered):
         lost = len(count.arrivals.delivered) - len(log.requests)
         raise PolicyError(f"{lost} requests were lost: {policy!r} must not change the view that it is given")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from flowsim.core import Outcome, Reason
 from flowsim.log import Columns
 
-__all__ = ["attainment", "summarise"]
+__all__ = ["attainment", "statistics", "summarise"]
 
 Array = npt.NDArray[Any]
 
@@ -26,15 +26,13 @@ def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str
     waited_s = requests["queued_s"] + requests["suspended_s"]
     busy_s = float(_busy_s(segments).sum())
     simulated_s = _last(everyone["finish_s"], segments["end_s"])
-    rate_rps = arrival_rate(everyone["arrival_s"])
-    gpu_s = everyone["isolated_s"] - _request_s(everyone, run)
     return {
         "requests": n,
         "measured": int(everyone["measured"].sum()),
         "left_out": _left_out(everyone, run),
         "partial": run.get("partial", False),
-        "rate_rps": rate_rps,
-        "offered_load": rate_rps * float(gpu_s.mean()) / _prefilling(run) if rate_rps is not None else None,
+        "rate_rps": arrival_rate(everyone["arrival_s"]),
+        "offered_load": run["offered_load"],
         "attainment": attainment(requests),
         "attainment_by_class": {name: attainment(requests, rows) for name, rows in by_class.items()},
         "impossible": int((requests["ttft_slo_s"] < requests["isolated_s"]).sum()),
@@ -146,13 +144,6 @@ def _pool(pool: Mapping[str, Any], requests: Columns, segments: Columns, simulat
     }
 
 
-def _prefilling(run: Mapping[str, Any]) -> int:
-    """Instances that the router sends requests to."""
-    pools = run["pools"]
-    decoding = {pool.get("decode") for pool in pools.values()}  # not in the runs of older versions
-    return sum(pool["instances"][1] - pool["instances"][0] + 1 for name, pool in pools.items() if name not in decoding)
-
-
 def _failures(tables: Mapping[str, Columns]) -> dict[str, Any] | None:
     """What failures did; None where there were none."""
     if "failures" not in tables:
@@ -178,14 +169,6 @@ def _sent_to(pool: Mapping[str, Any], requests: Columns) -> Array:
     instance = np.array([-1 if one is None else one for one in requests["prefill_instance"].tolist()], dtype=np.int64)
     rows: Array = (instance >= first) & (instance <= last)
     return rows
-
-
-def _request_s(requests: Columns, run: Mapping[str, Any]) -> Array:
-    """What `request_s` was of each request's TTFT."""
-    seconds = np.full(len(requests["id"]), run["request_s"])
-    for pool in run["pools"].values():
-        seconds[_sent_to(pool, requests)] = pool["request_s"]
-    return seconds
 
 
 def _left_out(requests: Columns, run: Mapping[str, Any]) -> dict[str, int]:

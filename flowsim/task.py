@@ -11,7 +11,8 @@ from rich.console import Console
 from flowsim.config import Setup
 from flowsim.core import Outcome
 from flowsim.metrics import Result
-from flowsim.report.plots import NoReport, Plots, draw_workload
+from flowsim.pool import HERE, Cluster
+from flowsim.report.plots import Report, draw_workload
 from flowsim.report.terminal import RunProgress, class_table, header, interruptible
 from flowsim.workload import describe, write_trace
 
@@ -21,7 +22,7 @@ __all__ = ["Export", "Simulate", "finished", "simulated"]
 class Simulate:
     """`task=simulate`: one run, its result files, its report, and a table."""
 
-    def __call__(self, setup: Setup, *, title: str, report: Plots | NoReport, folder: Path, quiet: bool) -> int:
+    def __call__(self, setup: Setup, *, title: str, report: Report, folder: Path, quiet: bool) -> int:
         """Runs it; returns how many requests finished.
 
         Raises:
@@ -30,17 +31,19 @@ class Simulate:
         return finished(simulated(setup, title=title, report=report, folder=folder, quiet=quiet))
 
 
-def simulated(setup: Setup, *, title: str, report: Plots | NoReport, folder: Path, quiet: bool) -> Result:
+def simulated(setup: Setup, *, title: str, report: Report, folder: Path, quiet: bool) -> Result:
     """One run, its files and its report written, its table shown.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed; what the run did until then is written, and marked as partial.
     """
+    capacity = capacity_words(Cluster.of(setup.cluster))
     with interruptible() as stop:
         if quiet:
             result = setup.run(stop=stop)
         else:
-            Console(stderr=True, highlight=False).print(header(title, len(setup.requests), setup.offered_load()))
+            shown = header(title, len(setup.requests), setup.offered_load(), capacity)
+            Console(stderr=True, highlight=False).print(shown)
             with RunProgress(len(setup.requests)) as progress:
                 result = setup.run(progress, stop)
     partial = result.run["partial"]
@@ -51,7 +54,7 @@ def simulated(setup: Setup, *, title: str, report: Plots | NoReport, folder: Pat
     if not quiet:
         console = Console(markup=False)
         console.print(class_table(result, title))
-        for line in notes(result.summary()):
+        for line in notes(result.summary(), capacity):
             console.print(line, highlight=False)
         console.print(f"{'partial ' * partial}results in {folder}", highlight=False, soft_wrap=True)
     if partial:
@@ -67,7 +70,7 @@ def finished(result: Result) -> int:
 class Export:
     """`task=export`: the workload written as `trace.csv`, which replays it, and drawn as `workload.png`; no run."""
 
-    def __call__(self, setup: Setup, *, title: str, report: Plots | NoReport, folder: Path, quiet: bool) -> int:
+    def __call__(self, setup: Setup, *, title: str, report: Report, folder: Path, quiet: bool) -> int:
         """Writes them; returns how many requests there are."""
         if not isinstance(setup.requests, Sequence):
             raise ValueError("a closed loop has no arrivals before it runs; replay the requests.csv of a run instead")
@@ -86,8 +89,17 @@ def pool_notes(pools: dict[str, Any]) -> list[str]:
     for name, pool in pools.items():
         attained = "" if pool["attainment"] is None else f", attained {pool['attainment']:.2%}"
         gpus = f"{pool['instances']} x {pool['gpus'] // pool['instances']} {pool['gpu']}"
-        lines.append(f"{name}: {gpus}, {pool['requests']} requests{attained}, utilisation {pool['utilisation']:.1%}")
+        sent = f", {pool['requests']} requests" if pool["requests"] else ""  # none to a pool that others hand over to
+        lines.append(f"{name}: {gpus}{sent}{attained}, utilisation {pool['utilisation']:.1%}")
     return lines if len(pools) > 1 else []
+
+
+def capacity_words(cluster: Cluster) -> str:
+    """What the offered load, which is of prefills, is a share of."""
+    if any(pool.decode == HERE for pool in cluster.pools.values()):
+        return "capacity without decoding"
+    names = [name for name in cluster.pools if name not in cluster.decoding]
+    return f"the capacity of {' and '.join(names)}" if len(names) < len(cluster.pools) else "capacity"
 
 
 def decode_notes(figures: dict[str, Any]) -> list[str]:
@@ -109,11 +121,11 @@ def decode_notes(figures: dict[str, Any]) -> list[str]:
     return lines
 
 
-def notes(figures: dict[str, Any]) -> list[str]:
+def notes(figures: dict[str, Any], capacity: str) -> list[str]:
     """The run's other figures in a few lines, the ones to be warned about among them."""
     preemptions, batches = figures["preemptions"], figures["batches"]
     blocking_s = preemptions["blocking_s"]["mean"]
-    load = "-" if figures["offered_load"] is None else f"{figures['offered_load']:.2f}"
+    load = "-" if figures["offered_load"] is None else f"{figures['offered_load']:.2f} of {capacity}"
     blocking = f" (mean blocking {blocking_s * 1e3:.2f} ms)" if blocking_s is not None else ""
     lines = [
         f"offered load {load}, utilisation {figures['utilisation']:.1%}",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from toys import checked, toy_latency, workload
 
-from flowsim import Alone, ComposedPolicy, Request
+from flowsim import Alone, ComposedPolicy, Request, Result, simulate
+from flowsim.config import build, compose
 
 
 def fcfs(**options):
@@ -65,3 +66,52 @@ def test_figures_without_anything_to_compute_them_from_are_none_under_the_same_k
     assert empty["utilisation"] == 0.0
     none = checked(workload((0.0, 10)), fcfs(), toy_latency()).summary()
     assert none["attainment"] is None
+
+
+def same(one, other):
+    """Whether two columns are alike to the last bit and to the type of each object."""
+    if one.dtype != object or other.dtype != object:
+        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    return [(type(cell), cell) for cell in one.tolist()] == [(type(cell), cell) for cell in other.tolist()]
+
+
+def test_a_run_is_read_as_it_was_written_to_the_last_bit(tmp_path):
+    odd = ["NA", "nan", "None", "True", "1", "a, b", 'a "b"', "two\nlines", "naïve", " "]
+    requests = [
+        Request(id=row, arrival_s=row / 3, prompt_tokens=5 + 900 * (row == 3), slo_class=name, ttft_slo_s=2.0 + row)
+        for row, name in enumerate(odd)
+    ]
+    hashed = [
+        Request(id=0, arrival_s=0.1, prompt_tokens=40, prefix_hashes=(2**63, 7)),
+        Request(id=1, arrival_s=0.2, prompt_tokens=4),
+    ]
+    decoded = ["cluster=pd", "workload=azure_conv", "workload.num_requests=50"]
+    results = [
+        checked(requests, fcfs(), toy_latency(), kv_blocks=10),
+        checked([], fcfs(), toy_latency()),
+        simulate(hashed, policy=fcfs(), latency=toy_latency(), horizon_s=0.15),
+        simulate(requests, policy=fcfs(), latency=toy_latency(), horizon_s=9.0, warmup_s=1.0),
+        build(compose(decoded)).run(),
+    ]
+    for number, result in enumerate(results):
+        again = Result.load(result.save(tmp_path / str(number)))
+        assert list(again.tables) == list(result.tables)
+        for name, table in result.tables.items():
+            assert list(again.tables[name]) == list(table)
+            for column, cells in table.items():
+                assert same(again.tables[name][column], cells), (number, name, column)
+        assert again.summary() == result.summary()
+
+
+def test_a_file_that_does_not_hold_a_table_is_named(tmp_path):
+    folder = checked(workload((0.0, 10), (1.0, 20)), fcfs(), toy_latency()).save(tmp_path)
+    path = folder / "segments.csv"
+    text = path.read_text()
+    for damaged in (
+        text.replace("finished", "fin").replace("0.0", "x"),
+        text.replace("\n0,", "\n,"),
+        text + "1,2,3,4,5,6,7,8,9,10,11,12\n",
+    ):
+        path.write_text(damaged)
+        with pytest.raises(ValueError, match=r"segments\.csv: "):
+            Result.load(folder)

@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from toys import toy_latency
+from toys import toy_latency, workload
 
-from flowsim import ComposedPolicy, LatencyModel, SLOAware, load_profile, simulate
+from flowsim import Alone, ComposedPolicy, LatencyModel, SLOAware, load_profile, simulate
 from flowsim.check import check_result
 from flowsim.workload import (
     closed_loop,
@@ -23,6 +23,8 @@ from flowsim.workload import (
 )
 from flowsim.workload.define import finish
 from flowsim.workload.rows import Rows
+
+FCFS = ComposedPolicy("arrival", Alone(), "request")
 
 
 def rows(n=100, gap_s=1.0, tokens=None):
@@ -225,6 +227,32 @@ def test_a_horizon_stops_the_clock_and_what_has_not_finished_is_missed():
     whole = simulate(requests, policy=flowprefill(), latency=latency).requests
     done = result.requests[result.requests.outcome == "finished"]
     assert done.ttft_s.to_numpy() == pytest.approx(whole.ttft_s[done.id].to_numpy())
+
+
+def test_what_runs_at_the_horizon_is_busy_until_there_and_not_until_the_last_event():
+    requests = workload((0.0, 100), (10.0, 5))  # a second per token
+    result = simulate(requests, policy=FCFS, latency=toy_latency(), horizon_s=40.0)
+    check_result(result, toy_latency())
+    assert result.tables["segments"]["end_s"].tolist() == [40.0]
+    assert result.tables["segments"]["ended"].tolist() == ["cut"]
+    assert result.summary()["utilisation"] == 1.0
+    assert result.summary()["simulated_s"] == 40.0
+
+
+def test_what_is_suspended_at_the_horizon_was_so_until_there():
+    rows = [(0.0, 100, 1000.0), (10.0, 60, 61.0)]
+    latency = toy_latency(layers=100)
+    result = simulate(workload(*rows), policy=flowprefill(), latency=latency, horizon_s=50.0)
+    check_result(result, latency)
+    paused_s = result.tables["preemptions"]["stopped_s"].tolist()
+    assert len(paused_s) == 1
+    assert result.tables["requests"]["suspended_s"][0] == pytest.approx(50.0 - paused_s[0])
+
+
+def test_a_run_that_ends_before_its_horizon_ends_there():
+    result = simulate(workload((0.0, 10)), policy=FCFS, latency=toy_latency(), horizon_s=1000.0)
+    assert result.summary()["simulated_s"] == 10.0
+    assert result.summary()["utilisation"] == 1.0
 
 
 def test_a_run_that_is_stopped_is_what_it_was_till_then_and_says_so():

@@ -12,10 +12,13 @@ from rich.console import Console
 from toys import checked, toy_latency, workload
 
 from flowsim import Alone, ComposedPolicy, LatencyModel, PrefillOnly, load_profile, simulate
+from flowsim.__main__ import gpus_of
 from flowsim.config import build, compose
 from flowsim.core import Request
 from flowsim.load import offered_load
+from flowsim.pool import Cluster
 from flowsim.report.terminal import RunProgress, class_table, header, interruptible
+from flowsim.task import capacity_words, notes
 from flowsim.workload import mixed
 
 
@@ -31,7 +34,8 @@ def run():
 
 
 def test_the_load_before_a_run_is_the_one_that_its_summary_reports():
-    for overrides in (["seed=1"], ["cluster.instances=3", "policy=layer_sedf"], ["cluster=pd"]):
+    two_track = ["cluster=two_track", "router=two_track", "cluster.pools.batch.gpu=h100"]
+    for overrides in (["seed=1"], ["cluster.instances=3", "policy=layer_sedf"], ["cluster=pd"], two_track):
         setup = build(compose(["workload.num_requests=200", *overrides]))
         assert setup.offered_load() == pytest.approx(setup.run().summary()["offered_load"])
 
@@ -54,6 +58,54 @@ def test_a_run_that_offers_more_than_the_gpus_can_do_is_warned_about():
     assert "warning" in header("a title", 100, 1.01).plain
     assert "warning" not in header("a title", 100, 1.0).plain
     assert header("a title", 100, None).plain == "a title\n100 requests"
+
+
+def test_the_load_is_said_to_be_of_the_instances_that_prefill():
+    for cluster, words in (
+        ("prefill_only", "capacity"),
+        ("two_track", "capacity"),
+        ("pd", "the capacity of prefill"),
+        ("colocated", "capacity without decoding"),
+    ):
+        policy = ["policy=vllm"] if cluster == "colocated" else []
+        setup = build(compose([f"cluster={cluster}", "workload.num_requests=50", *policy]))
+        words_of_it = capacity_words(Cluster.of(setup.cluster))
+        assert words_of_it == words
+        assert header("t", 50, 0.5, words_of_it).plain.endswith(f"offered load 0.50 of {words}")
+        assert any(f"of {words}, utilisation" in line for line in notes(setup.run().summary(), words_of_it))
+
+
+def test_a_title_counts_every_gpu_of_a_run():
+    for overrides, words in (
+        ([], "1 x a100"),
+        (["cluster.instances=3", "tp=2"], "6 x a100"),
+        (["cluster=pd"], "2 x a100"),
+        (["cluster=pd", "cluster.pools.decode.gpu=h100", "cluster.pools.decode.instances=4"], "1 x a100 and 4 x h100"),
+    ):
+        assert gpus_of(compose(overrides)) == words
+
+
+def test_where_tokens_are_decoded_the_table_has_their_tbt_and_joint_attainment():
+    given = ["cluster=pd", "workload=azure_conv", "workload.rate_rps=4", "workload.num_requests=60"]
+    result = build(compose(given)).run()
+    assert not {"TBT p50", "joint"} & set(shown(class_table(run(), "a title")).split("\n")[2].split("  "))
+    text = shown(class_table(result, "a title"))
+    figures = result.summary()
+    assert "TBT p50" in text
+    for cell in (figures["tbt_mean_s"]["p50"], figures["tbt_mean_s"]["p99"], figures["ttft_s"]["p99"]):
+        assert f" {cell:.3f} " in text
+    assert text.count(f" {figures['joint_attainment']:.2%} ") >= 2  # of the only class, and of all
+    assert "<th>joint</th>" in result._repr_html_()
+
+
+def test_a_narrow_terminal_folds_class_names_and_loses_no_column():
+    result = build(compose(["cluster=pd", "workload=azure_conv", "workload.num_requests=60"])).run()
+    console = Console(file=io.StringIO(), width=80)
+    console.print(class_table(result, "a title"))
+    lines = console.file.getvalue().splitlines()
+    assert "paused" in "".join(lines)
+    assert max(map(len, lines)) <= 80
+    assert "conversation" in "".join(line[:9].strip() for line in lines)
 
 
 def test_attainment_is_coloured_by_how_good_it_is():

@@ -2,7 +2,7 @@
 
 from flowsim.report.full import Full
 from flowsim.report.html import Html
-from flowsim.report.plots import NoReport, Plots
+from flowsim.report.plots import NoReport, Plots, Report
 from flowsim.report.trace import Trace
 
-__all__ = ["Full", "Html", "NoReport", "Plots", "Trace"]
+__all__ = ["Full", "Html", "NoReport", "Plots", "Report", "Trace"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -22,10 +23,18 @@ from flowsim.report.runs import ttft_cdf, workload_figure
 from flowsim.report.style import COLOURS, COLUMN_IN, FORMATS, PAGE_IN, looks, save, style
 
 __all__ = [
-    "COLOURS", "COLUMN_IN", "PAGE_IN", "NoReport", "Plots", "attainment", "blocking", "differences", "draw_workload",
-    "goodput", "looks", "matrix", "parameter", "save", "slo_scale", "style", "timeline", "ttft_cdf",
+    "COLOURS", "COLUMN_IN", "PAGE_IN", "NoReport", "Plots", "Report", "attainment", "blocking", "differences",
+    "draw_workload", "goodput", "looks", "matrix", "parameter", "save", "slo_scale", "style", "timeline", "ttft_cdf",
     "workload_figure", "worst_blocking",
 ]  # fmt: skip
+
+
+class Report(Protocol):
+    """What `report=` names: something made of a run that is over."""
+
+    def write(self, result: Result, folder: Path, title: str) -> list[Path]:
+        """Writes it into the run's folder; returns the paths of its files."""
+        ...
 
 
 class NoReport:

@@ -22,12 +22,11 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from flowsim.by_class import CLASS_HEADER, class_rows
+from flowsim import by_class
 from flowsim.metrics import Result
 
 __all__ = ["RunProgress", "StudyProgress", "class_table", "header", "interruptible"]
 
-ATTAINED = CLASS_HEADER.index("attained")
 PATIENCE_S = 2.0  # a run that ends sooner shows no progress
 
 
@@ -119,13 +118,13 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def header(title: str, requests: int, load: float | None) -> Text:
-    """What is about to run: how many requests, and the load that they offer as a share of capacity."""
+def header(title: str, requests: int, load: float | None, capacity: str = "capacity") -> Text:
+    """What is about to run: how many requests, and the load that they offer as a share of a capacity."""
     text = Text(title, style="bold")
     text.append(f"\n{requests} requests", style="not bold")
     if load is None:
         return text
-    text.append(f", offered load {load:.2f} of capacity", style="not bold")
+    text.append(f", offered load {load:.2f} of {capacity}", style="not bold")
     if load > 1.0:
         text.append(
             "\nwarning: more arrives than the GPUs can serve, so queues grow while it does",
@@ -135,22 +134,22 @@ def header(title: str, requests: int, load: float | None) -> Text:
 
 
 def class_table(result: Result, title: str) -> Table:
-    """Attainment and TTFT by class, all requests last; of the requests that are measured."""
+    """Attainment, TTFT and TBT by class, all requests last; of the requests that are measured."""
     figures = result.summary()
-    rows = class_rows(result.tables["requests"], figures)
+    header, rows = by_class.class_table(result.tables["requests"], figures)
     shares = [*figures["attainment_by_class"].values(), figures["attainment"]]
     table = Table(
         title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=0, pad_edge=False
     )
-    table.add_column(CLASS_HEADER[0], no_wrap=True)  # the one that gives way where the terminal is narrow
-    for place, name in enumerate(CLASS_HEADER[1:], start=1):
+    table.add_column(header[0], overflow="fold", min_width=5)  # the one that gives way where the terminal is narrow
+    for place, name in enumerate(header[1:], start=1):
         width = max(len(name), *(len(row[place]) for row in rows))
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
     for number, (row, share) in enumerate(zip(rows, shares, strict=True), start=1):
         if number == len(rows):
             table.add_section()
         cells = [Text(cell) for cell in row]
-        cells[ATTAINED].stylize(_grade(share))
+        cells[by_class.ATTAINED].stylize(_grade(share))
         table.add_row(*cells)
     return table
 
