@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -72,7 +73,21 @@ FAIR: dict[str, dict[str, Any]] = {
     "feasible set": {"policy": "feasible_set"},
     "feasible set, search x3, file x4": {"policy": "feasible_set", "policy.weights": {"search": 3.0, "file": 4.0}},
 }
-ROUTERS = ("round_robin", "least_work", "feasible_routing")
+ROUTERS: dict[str, dict[str, Any]] = {
+    "round_robin": {"router": "round_robin"},
+    "least_work": {"router": "least_work"},
+    "slack_aware": {"router": "slack_aware"},
+    "feasible_routing": {"router": "feasible_routing"},
+    "migrating within round_robin": {"router": "migrating", "router.within._target_": "flowsim.router.RoundRobin"},
+    "migrating within feasible_routing": {"router": "migrating"},
+}
+REPLAYS = {
+    "Azure conv": "trace_azure2023_conv.csv.gz",
+    "Azure code": "trace_azure2023_code.csv.gz",
+    "Mooncake": "trace_mooncake_conversation.csv.gz",
+}
+REPLAYED_REQUESTS = 2000  # the first of each trace
+DATA = Path(os.environ.get("FLOWSIM_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
 SUSPENDED_S = (math.inf, 5.0, 1.0, 0.2, 0.05)
 SUSPENSION_RPS = (6.0, 10.0)
 SUSPENSION_SEEDS = (0, 1, 2)
@@ -99,7 +114,9 @@ def run_all(folder: Path) -> None:
         if (folder / f"{name}.csv").exists():
             continue
         print(name, file=sys.stderr, flush=True)
-        study(folder).to_csv(folder / f"{name}.csv", index=False)
+        table = study(folder)
+        if table is not None:
+            table.to_csv(folder / f"{name}.csv", index=False)
 
 
 def searched(
@@ -215,8 +232,23 @@ def suspension(folder: Path) -> pd.DataFrame:
 
 def instances(folder: Path) -> pd.DataFrame:
     """Four instances behind each router."""
-    cells = {f"{name}, {router}": {**policy, "router": router} for name, policy in TWO.items() for router in ROUTERS}
+    cells = {f"{name}, {router}": policy | chosen for name, policy in TWO.items() for router, chosen in ROUTERS.items()}
     return searched(["cluster.instances=4"], cells, folder, FOUR_REQUESTS, start_rps=44.0)
+
+
+def replays(folder: Path) -> pd.DataFrame | None:
+    """Recorded arrivals with their recorded lengths, all gaps stretched alike to each rate; nothing is drawn."""
+    if not DATA.is_dir():
+        print(f"replays left out: {DATA} is not a folder; set FLOWSIM_DATA to the one that holds the traces",
+              file=sys.stderr)  # fmt: skip
+        return None
+    tables = []
+    for name, file in REPLAYS.items():
+        overrides = ["workload=trace", f"workload.path={DATA / file}"]
+        found = searched(overrides, POLICIES, folder, REPLAYED_REQUESTS, seeds=(0,))
+        bound_rps = _bound(name, overrides, 1, REPLAYED_REQUESTS, "perfect", 0)[-1]
+        tables.append(found.assign(scenario=name, bound_rps=bound_rps))
+    return pd.concat(tables)
 
 
 def bounds(_folder: Path) -> pd.DataFrame:
@@ -265,9 +297,9 @@ def misses(_folder: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["policy", "cause", "misses"])
 
 
-STUDIES: dict[str, Callable[[Path], pd.DataFrame]] = {
+STUDIES: dict[str, Callable[[Path], pd.DataFrame | None]] = {
     study.__name__: study
-    for study in (headline, scenarios, bounds, misses, instances, suspension, fairness, errors, scales, checks)
+    for study in (headline, scenarios, bounds, replays, misses, instances, suspension, fairness, errors, scales, checks)
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flowsim.check_migrations import came_s, check_migrations
 from flowsim.check_transfers import check_transfers
 from flowsim.core import Outcome
 from flowsim.latency import NO_DECODES, Decodes, LatencyModel
@@ -42,6 +43,8 @@ def check_result(result: Result, latency: LatencyModel | Mapping[str, LatencyMod
         _check_decodes(result)
     if "transfers" in result.tables:
         check_transfers(result)
+    if "migrations" in result.tables:
+        check_migrations(result)
     if latency is not None:
         for name, pool in result.run["pools"].items():
             _check_timelines(result, pool, latency if isinstance(latency, LatencyModel) else latency[name])
@@ -84,7 +87,9 @@ def _check_tokens(result: Result) -> None:
         prompt = prompt - requests["cached_tokens"] + requests["recomputed_tokens"]
     elif "requeued" in requests:
         prompt = prompt + requests["recomputed_tokens"]
-    lost = requests["recomputed_tokens"] if "requeued" in requests else 0  # by what then fitted no other instance
+    lost = np.zeros(len(done))
+    if "requeued" in requests:  # what then fitted no other instance; of one that was decoded, any part
+        lost = np.where(np.isnan(requests["first_token_s"]), requests["recomputed_tokens"], computed)
     wanted = np.where(done, prompt, np.where(requests["outcome"] == Outcome.REJECTED.value, lost, computed))
     hold("3 prefilled tokens == prompt tokens", computed == wanted, computed, wanted)
 
@@ -110,7 +115,7 @@ def _check_gpus(result: Result) -> None:
         if "requeued" in requests:
             mine &= requests["requeued"] == 0  # the others waited elsewhere too
         order = np.argsort(requests["start_s"][mine], kind="stable")
-        start_s, arrival_s = requests["start_s"][mine][order], requests["arrival_s"][mine][order]
+        start_s, arrival_s = requests["start_s"][mine][order], came_s(result)[mine][order]
         earliest_s = np.append(np.minimum.accumulate(arrival_s[::-1])[::-1], np.inf)
         waited_s = earliest_s[np.searchsorted(start_s, gap_end_s - SAME_S)]
         hold("5 never idle while a job waits that fits", waited_s >= gap_end_s - SAME_S, gap_begin_s, waited_s)
@@ -199,8 +204,9 @@ def _check_timelines(result: Result, pool: Mapping[str, Any], latency: LatencyMo
     columns = ("batch", "start_s", "end_s", "first_op", "last_op", "ended")
     for number, start_s, end_s, first, last, ended in zip(*(table[name].tolist() for name in columns), strict=True):
         timeline = timelines.get(number)
-        if timeline is None:  # a run of decodes that was cut
-            hold("8 only what was cut lacks its timeline", ended == Ended.CUT.value, number, ended)
+        if timeline is None:  # a run of decodes that was cut in its first step
+            cut = ended in (Ended.CUT.value, Ended.FAILED.value)
+            hold("8 only what was cut lacks its timeline", cut, number, ended)
             continue
         at = reached.get(number, (0, 0.0))
         hold("8 a segment begins where its batch stopped", first == at[0], first, at[0])
@@ -284,6 +290,8 @@ def _check_sequences(result: Result) -> None:
     requests, segments = result.tables["requests"], result.tables["segments"]
     alone = (requests["prefill_instance"] == requests["decode_instance"]) & (requests["evictions"] == 0)
     alone &= requests["outcome"] == Outcome.FINISHED.value
+    if "requeued" in requests:
+        alone &= requests["requeued"] == 0
     request_s = result.run["request_s"]
     for instance in range(result.run["instances"]):
         rows = segments["instance"] == instance

@@ -26,12 +26,14 @@ def check_transfers(result: Result) -> None:
     transfers, requests = result.tables["transfers"], result.tables["requests"]
     pools, link = result.run["pools"], result.run["link"]
     _check_order(result, transfers, requests)
-    left_s = transfers["end_s"] - link["latency_s"]
-    took_s = left_s - transfers["start_s"]
     due_s = transfers["bytes"] / link["bytes_per_s"]
+    left_s = transfers["end_s"] - link["latency_s"]
+    left_s = np.where(transfers["failed"], transfers["start_s"] + due_s, left_s)
+    took_s = np.where(transfers["failed"], transfers["end_s"], left_s) - transfers["start_s"]
     hold("24 a transfer takes its bytes over the bandwidth", took_s >= due_s - SAME_S, took_s, due_s)
+    began = np.flatnonzero(transfers["bytes"] > 0)
     for end in ("source", "target"):
-        order = np.lexsort((transfers["start_s"], transfers[end]))
+        order = began[np.lexsort((transfers["start_s"][began], transfers[end][began]))]
         start_s, end_s, instance = transfers["start_s"][order], left_s[order], transfers[end][order]
         apart = (start_s[1:] >= end_s[:-1] - SAME_S) | (instance[1:] != instance[:-1])
         hold(f"24 the link of a {end} carries one transfer at a time", apart, start_s[1:], end_s[:-1])
@@ -47,28 +49,37 @@ def check_transfers(result: Result) -> None:
 
 def _check_order(result: Result, transfers: Columns, requests: Columns) -> None:
     """A transfer is asked for when a prefill ends, starts then or later, and the next token comes after it."""
-    ended_s = requests["first_token_s"][transfers["request"]] - _request_s(result.run["pools"], transfers["source"])
-    first = np.zeros(len(ended_s), dtype=bool)
-    first[np.unique(transfers["request"], return_index=True)[1]] = True  # a later one is of a recomputed prefill
-    hold(
-        "23 a transfer is asked for when its prefill ends",
-        (np.abs(transfers["asked_s"] - ended_s) < SAME_S) | ~first,
-        transfers["asked_s"],
-        ended_s,
-    )
     in_order = transfers["start_s"] >= transfers["asked_s"] - SAME_S
     hold("23 a transfer starts once it is asked for", in_order, transfers["start_s"], transfers["asked_s"])
-    done = requests["outcome"][transfers["request"]] == Outcome.FINISHED.value
-    times_s = {}
-    if done.any():
+    requeued = requests.get("requeued", np.zeros(len(requests["id"]))) > 0
+    token_s = transfers["asked_s"] + _request_s(result.run["pools"], transfers["source"])  # that of the prefill
+    first_s = requests["first_token_s"][transfers["request"]]
+    is_first = np.abs(token_s - first_s) < SAME_S
+    hold(
+        "23 a transfer is asked for when its prefill ends",
+        is_first | requeued[transfers["request"]],
+        transfers["asked_s"],
+        first_s,
+    )
+    done = requests["outcome"] == Outcome.FINISHED.value
+    rows = np.flatnonzero(done[transfers["request"]])
+    if len(rows):
         times_s = token_times_s(result.tables["steps"], result.tables["tokens"], requests["first_token_s"])
-    rows = np.flatnonzero(done & first)
-    second_s = np.array([times_s[request][1] for request in transfers["request"][rows].tolist()])
-    end_s = transfers["end_s"][rows]
-    hold("23 decode starts after its transfer", second_s > end_s - SAME_S, second_s, end_s)
-    handed = (requests["output_tokens"] > 1) & (requests["outcome"] == Outcome.FINISHED.value)
+        of_row = [times_s[request] for request in transfers["request"][rows].tolist()]
+        place = [int(np.abs(times - asked).argmin()) for times, asked in zip(of_row, token_s[rows], strict=True)]
+        given_s = np.array([times[at] for times, at in zip(of_row, place, strict=True)])
+        hold(
+            "23 what is moved has its token of the prefill",
+            np.abs(given_s - token_s[rows]) < SAME_S,
+            given_s,
+            token_s[rows],
+        )
+        next_s = np.array([times[at + 1] for times, at in zip(of_row, place, strict=True)])
+        end_s = transfers["end_s"][rows]
+        hold("23 decode starts after its transfer", next_s > end_s - SAME_S, next_s, end_s)
+    handed = (requests["output_tokens"] > 1) & done & ~requeued
     handed &= _handing_over(result.run["pools"], requests["prefill_instance"])
-    moved = np.isin(np.arange(len(handed)), transfers["request"])
+    moved = np.isin(np.arange(len(handed)), transfers["request"][~transfers["failed"]])
     hold("23 what decodes elsewhere was transferred", moved | ~handed, moved, handed)
 
 

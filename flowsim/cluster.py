@@ -18,17 +18,18 @@ import simpy
 
 from flowsim.core import Job, Outcome, Request
 from flowsim.decoding import DecodingStage
-from flowsim.failures import Outages
+from flowsim.failures import Outages, requeued
 from flowsim.instance import Instance
 from flowsim.kv import Blocks, KVPool, PrefixPool, pool_blocks
 from flowsim.latency import LatencyModel, Predictor
-from flowsim.link import Transfers
+from flowsim.link import Handover, Transfers
 from flowsim.lockstep import Lockstep
 from flowsim.log import Log
+from flowsim.moving import Moving
 from flowsim.policy import Policy, Polling
 from flowsim.pool import HERE, Cluster, Pool
 from flowsim.proxied import Proxied
-from flowsim.router import Router, Server
+from flowsim.router import Rebalancer, Router, Server
 from flowsim.stage import PrefillStage, Stage
 
 __all__ = ["Fleet"]
@@ -72,12 +73,16 @@ class Fleet:
         self._seed = seed
         self._ended = ended
         self._router = copy.deepcopy(router)
+        self._moving: Moving | None = None
+        if isinstance(self._router, Rebalancer):
+            self._moving = Moving(env, self._router, log, lambda: self._live)
         self._handover = copy.deepcopy(cluster.handover)
         self._servers: dict[str, list[Proxied]] = {name: [] for name in cluster.pools}
         self._transfers = Transfers(env, cluster.link, log)
         self._held: list[Job] = []  # while no instance is up
         self._entry: list[Proxied] = []
         self._live: list[Proxied] = []  # of them, those that are up
+        self._up: dict[str, list[Proxied]] = {}  # likewise, of each pool; all of them while none is
         for name, pool in cluster.pools.items():
             own = pool.policy or policy
             hardware = pool.hardware(latency).bound(pass_tokens=pool.pass_tokens, stops=own.stops)
@@ -92,9 +97,15 @@ class Fleet:
         entries = [name for name in cluster.pools if name not in cluster.decoding]
         self._entry = [server for name in entries for server in self._servers[name]]
         self._live = self._entry
+        self._up = dict(self._servers)
         check = getattr(router, "check_pools", None)
         if check is not None:
             check(entries)
+        elif cluster.tracks:
+            raise ValueError(
+                f"the pools {', '.join(entries)} are for different requests, between which {type(router).__name__} "
+                "does not choose: use router=two_track, or cluster.tracks=false to spread all requests over them"
+            )
 
     def _build(
         self,
@@ -154,17 +165,22 @@ class Fleet:
 
         def handed(job: Job) -> None:
             server.left(job.request)
-            target = self._chosen(self._handover, job.request, self._servers[decode])
-            target.requests += 1
-            self._transfers.ask(job, server.instance, target.instance)
+            self._hand_over(job, server.instance, decode, self._env.now)
 
         return lambda instance: PrefillStage(instance, handed)
+
+    def _hand_over(self, job: Job, source: Instance, decode: str, asked_s: float) -> None:
+        """A prefill that ended at `asked_s` is to be decoded by an instance of the pool `decode`."""
+        target = self._chosen(self._handover, job.request, self._up[decode])
+        target.requests += 1
+        self._transfers.ask(job, source, target.instance, asked_s)
 
     def _leaving(self, server: Proxied, *, pulls: bool) -> Callable[[Request, float], None]:
         def ended(request: Request, finish_s: float) -> None:
             server.left(request)
             if pulls:
                 self._transfers.pull(server.instance)
+            self._changed()
             self._ended(request, finish_s)
 
         return ended
@@ -181,21 +197,53 @@ class Fleet:
             return
         server = self._chosen(self._router, request, self._live)
         inspect(request, self.hardware[server.pool])
+        self._changed()
         server.submit(request)
 
-    def _lost(self, jobs: Sequence[Job]) -> None:
-        """An instance is down; its jobs start anew on others, in the order of their arrival."""
-        self._live = [server for server in self._entry if server.is_up]
+    def _changed(self) -> None:
+        """Something came or ended: what waits may be better off elsewhere."""
+        if self._moving is not None:
+            self._moving.changed()
+
+    def _lost(self, server: Proxied, jobs: Sequence[Job]) -> None:
+        """An instance is down; its jobs, and those whose KV was on its way from there, start anew on others, in the
+        order of their arrival. What was to be decoded there is handed over again."""
+        self._count_up(server.pool)
+        gone, kept = self._transfers.fail(server.index)
+        for handover in gone:
+            requeued(handover.job)
+            self._server(handover.target).left(handover.job.request)
+        self._hand_over_again(kept)
+        jobs = sorted([*jobs, *(handover.job for handover in gone)], key=lambda job: job.id)
         if not self._live:
             self._held += jobs
             return
+        self._changed()
         for job in jobs:
             self._chosen(self._router, job.request, self._live).take_over(job)
 
-    def _back(self) -> None:
-        """An instance is up again; what the proxy kept goes out."""
-        held, self._held = self._held, []
+    def _hand_over_again(self, handovers: Sequence[Handover]) -> None:
+        for one in handovers:
+            server = self._server(one.target)
+            server.left(one.job.request)
+            self._hand_over(one.job, one.source, server.pool, one.asked_s)
+
+    def _server(self, instance: Instance) -> Proxied:
+        return next(
+            server for servers in self._servers.values() for server in servers if server.index == instance.index
+        )
+
+    def _count_up(self, pool: str) -> None:
+        """Notes which instances are up, after one of a pool stopped or came back."""
         self._live = [server for server in self._entry if server.is_up]
+        self._up[pool] = [server for server in self._servers[pool] if server.is_up] or self._servers[pool]
+
+    def _back(self, server: Proxied) -> None:
+        """An instance is up again; what the proxy kept goes out, and what was to go to its pool goes there."""
+        self._count_up(server.pool)
+        self._hand_over_again(self._transfers.resume(server.index, {one.index for one in self._servers[server.pool]}))
+        held, self._held = (self._held, []) if self._live else ([], self._held)
+        self._changed()
         for job in held:
             server = self._chosen(self._router, job.request, self._live)
             if job.requeued:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from flowsim.core import Batch, Job, Outcome, Request
 from flowsim.latency import NO_DECODES
-from flowsim.stage import Host, take_parts
+from flowsim.stage import Host, take_parts, under_way
 from flowsim.timeline import Iterations
 from flowsim.view import context_of
 
@@ -39,7 +39,6 @@ class DecodingStage:
         self._ending: dict[int, list[Job]] = {}  # by batch number: those that end with it
         self._emitting: dict[int, list[Job]] = {}  # likewise: prompts that are complete with it
         self._reserved_blocks = 0
-        self._step = 0  # of this instance: those that gave tokens so far
 
     def most_tokens(self, request: Request) -> int:
         return request.prompt_tokens + request.output_tokens - 1
@@ -84,9 +83,7 @@ class DecodingStage:
         view.sequences -= 1
         view.evicted = True
         job.evictions += 1
-        job.recomputed_tokens += job.done_tokens + job.context_tokens - job.prompt_tokens
-        job.done_tokens = 0
-        job.prompt_tokens = job.context_tokens
+        job.lose_kv()
         view.waiting.add(job)
         own.log_kv()
 
@@ -185,10 +182,10 @@ class DecodingStage:
         if batch.decodes or complete:
             self._count_tokens(batch, complete, steps, token_s)
         for job in complete:
+            own.prefilled(job.request)
             if job.prefill_instance < 0:
                 job.first_token_s = token_s
                 job.prefill_instance = own.index
-                own.prefilled(job.request)
         for job in ending:
             self._close_run(job)
             own.kv.give(job.id)
@@ -199,8 +196,8 @@ class DecodingStage:
     def _count_tokens(self, batch: Batch, complete: list[Job], steps: int, token_s: float) -> None:
         """Notes which steps gave a token to whom; a job's tokens of adjacent steps are one run."""
         own = self._instance
-        first = self._step
-        self._step = after = first + steps
+        first = own.log.steps_of(own.index, steps)
+        after = first + steps
         timeline = batch.timeline
         if isinstance(timeline, Iterations):
             first_s, growth_s = timeline.first_s, timeline.growth_s
@@ -214,6 +211,18 @@ class DecodingStage:
                 self._close_run(job)
                 job.run_step = first
             job.next_step = after
+
+    def lose(self, batch: Batch) -> None:
+        complete = self._emitting.pop(batch.number, None)
+        if complete is None:
+            under_way(batch)
+            return
+        for job in (*batch.decodes, *complete):  # `advance` has counted their next tokens, which never came out
+            job.generated_tokens -= 1
+
+    def leave(self, job: Job) -> None:
+        self._close_run(job)
+        job.run_step = job.next_step = -1
 
     def _close_run(self, job: Job) -> None:
         if job.run_step >= 0:

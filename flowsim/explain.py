@@ -132,25 +132,25 @@ class _Ledger:
             if spell.state == "suspended":
                 lost["preempted"] += end_s - spell.start_s
             else:
-                self._waited(row, spell.start_s, end_s, lost)
+                self._waited(row, spell.instance, spell.start_s, end_s, lost)
         if self._requests["outcome"][row] == Outcome.FINISHED.value:
             lost["batched"] = max(0.0, left_s)
         return lost
 
-    def _waited(self, row: int, start_s: float, end_s: float, lost: dict[str, float]) -> None:
-        """A stretch of waiting, by what kept it: a flag raised for it, KV, or whom the GPU served."""
+    def _waited(self, row: int, instance: int | None, start_s: float, end_s: float, lost: dict[str, float]) -> None:
+        """A stretch of waiting at an instance, by what kept it: a flag raised for it, KV, or whom the GPU served."""
         at_s = start_s
-        for name, from_s, to_s in self._kept(row, start_s, end_s):
-            self._served(row, at_s, from_s, lost)
+        for name, from_s, to_s in self._kept(row, instance, start_s, end_s):
+            self._served(row, instance, at_s, from_s, lost)
             lost[name] += to_s - from_s
             at_s = to_s
-        self._served(row, at_s, end_s, lost)
+        self._served(row, instance, at_s, end_s, lost)
 
-    def _kept(self, row: int, start_s: float, end_s: float) -> Iterator[tuple[str, float, float]]:
+    def _kept(self, row: int, instance: int | None, start_s: float, end_s: float) -> Iterator[tuple[str, float, float]]:
         """When it waited for an acknowledgement or for KV blocks, in order and apart from one another."""
         low, high = np.searchsorted(self._by, [row, row + 1])
         spans = [("blocked", f, s) for f, s in zip(self._flagged_s[low:high], self._stopped_s[low:high], strict=True)]
-        spans += [("kv", f, s) for f, s in self._kv.short(row, start_s, end_s)]
+        spans += [("kv", f, s) for f, s in self._kv.short(row, instance, start_s, end_s)]
         at_s = start_s
         for name, from_s, to_s in sorted(spans, key=lambda span: span[1]):
             from_s, to_s = max(at_s, float(from_s)), min(end_s, float(to_s))
@@ -158,8 +158,7 @@ class _Ledger:
                 yield name, from_s, to_s
                 at_s = to_s
 
-    def _served(self, row: int, start_s: float, end_s: float, lost: dict[str, float]) -> None:
-        instance = self._requests["prefill_instance"][row]
+    def _served(self, row: int, instance: int | None, start_s: float, end_s: float, lost: dict[str, float]) -> None:
         if end_s <= start_s or instance is None:
             return
         idle_s = end_s - start_s
@@ -190,9 +189,8 @@ class _FreeBlocks:
             for rows in [kv["instance"] == instance]
         }
 
-    def short(self, row: int, start_s: float, end_s: float) -> Iterator[tuple[float, float]]:
+    def short(self, row: int, instance: int | None, start_s: float, end_s: float) -> Iterator[tuple[float, float]]:
         """Stretches within a time, in order."""
-        instance = self._requests["prefill_instance"][row]
         if instance is None:
             return
         t_s, free = self._free[int(instance)]

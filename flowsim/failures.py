@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 
 import simpy
 
-from flowsim.core import Job
+from flowsim.core import Batch, Job
 from flowsim.instance import Instance
 from flowsim.log import Ended, Log
 from flowsim.pool import Failure
 from flowsim.proxied import Proxied
-from flowsim.record import segment_row
+from flowsim.record import held_by, segment_row
+from flowsim.timeline import Iterations, Stops
 
-__all__ = ["Outages"]
+__all__ = ["Outages", "requeued"]
 
 
 class Outages:
@@ -23,8 +24,8 @@ class Outages:
         env: the simulation's clock.
         log: gets a row for each failure.
         servers: the pool's instances, as the proxy knows them.
-        lost: called with the jobs of an instance that has stopped, in the order of their arrival.
-        back: called when an instance is up again.
+        lost: called with an instance that has stopped, made anew, and the jobs that it had.
+        back: called with an instance that is up again.
     """
 
     def __init__(
@@ -32,8 +33,8 @@ class Outages:
         env: simpy.Environment,
         log: Log,
         servers: Sequence[Proxied],
-        lost: Callable[[Sequence[Job]], None],
-        back: Callable[[], None],
+        lost: Callable[[Proxied, Sequence[Job]], None],
+        back: Callable[[Proxied], None],
     ) -> None:
         self._env = env
         self._log = log
@@ -54,36 +55,59 @@ class Outages:
         for job in jobs:
             server.left(job.request)
         server.renew()
-        self._lost(jobs)
+        self._lost(server, jobs)
         simpy.Timeout(self._env, for_s).callbacks.append(lambda _: self._recover(server))
 
     def _recover(self, server: Proxied) -> None:
         server.is_up = True
-        self._back()
+        self._back(server)
 
 
 def evacuated(instance: Instance) -> list[Job]:
-    """Stops an instance where it is. Its jobs, in the order of their arrival, with nothing computed:
-    `recomputed_tokens` counts what has to be computed anew, the tokens of batches under way among it."""
-    now_s, view = instance.env.now, instance.view
-    running = instance.halt()
-    under_way = [*view.suspended] if running is None else [running, *view.suspended]
-    if running is not None and running.since_s < now_s:
-        instance.log.segments.add(segment_row(instance.index, running, now_s, running.operators, Ended.FAILED))
-    jobs = {job.id: job for job in view.waiting}
-    for batch in under_way:
-        for job, new in batch.parts:
-            jobs[job.id] = job
-            job.recomputed_tokens += new
-            if batch is not running:
-                job.suspended_s += now_s - batch.suspended_at_s
-    for job in list(view.waiting):
-        view.waiting.remove(job)
+    """Stops an instance where it is. Its jobs have lost their KV: `recomputed_tokens` counts what has to be computed
+    anew, the tokens of batches under way among it."""
+    now_s, view, stage = instance.env.now, instance.view, instance.stage
+    running, planned = instance.halt()
+    if running is not None:
+        _give_out(instance, running, now_s)
+        if running.since_s < now_s:
+            instance.log.segments.add(segment_row(instance.index, running, now_s, running.operators, Ended.FAILED))
+    jobs = {job.id: job for job in (*view.waiting, *stage.under_way())}
+    for batch in view.suspended:
+        for job, _ in batch.parts:
+            job.suspended_s += now_s - batch.suspended_at_s
+    for batch in (running, planned, *view.suspended):
+        if batch is not None:
+            stage.lose(batch)
+            jobs |= {job.id: job for job in held_by(batch)}
+    for job in jobs.values():
+        stage.leave(job)
+        requeued(job)
+    for waiting in list(view.waiting):
+        view.waiting.remove(waiting)
     for batch in list(view.suspended):
         view.suspended.remove(batch)
-    for job in jobs.values():
-        job.recomputed_tokens += job.done_tokens - job.cached_tokens
-        job.done_tokens = job.cached_tokens = 0
-        job.requeued += 1
+    view.decodes.clear()
     instance.log.kv.add((now_s, instance.index, instance.kv.total_blocks, 0))
-    return sorted(jobs.values(), key=lambda job: job.id)
+    return list(jobs.values())
+
+
+def requeued(job: Job) -> None:
+    """A job whose KV went with an instance is to be prefilled anew."""
+    job.lose_kv()
+    job.requeued += 1
+
+
+def _give_out(instance: Instance, running: Batch, now_s: float) -> None:
+    """The tokens of the steps that a run of decodes has ended are out; its last step is lost."""
+    timeline = running.timeline
+    if not isinstance(timeline, Iterations):
+        return
+    begun = timeline.next_stop(now_s - running.since_s, Stops.PASS).operators // timeline.operators
+    if begun < 2:
+        return
+    operators = (begun - 1) * timeline.operators
+    instance.view.now_s = running.since_s + timeline.at(operators, Stops.PASS)
+    instance.log.segments.add(segment_row(instance.index, running, instance.view.now_s, operators, Ended.PASS))
+    instance.stage.end(running, operators)
+    running.operators, running.since_s, running.switch_s = operators, instance.view.now_s, 0.0

@@ -13,7 +13,7 @@ from flowsim.feasible import Planned, largest_set
 from flowsim.policy import slack_edf
 from flowsim.router import LeastWork, Server
 
-__all__ = ["FeasibleRouting"]
+__all__ = ["FeasibleRouting", "Standing"]
 
 
 class FeasibleRouting:
@@ -26,23 +26,34 @@ class FeasibleRouting:
     def route(self, request: Request, servers: Sequence[Server]) -> Server:
         if request.ttft_slo_s == math.inf:
             return LeastWork().route(request, servers)
-        return min(servers, key=lambda server: _loss(request, server))
+        job = Job(request)
+        standings = [Standing(server, request.arrival_s) for server in servers]
+        return min(standings, key=lambda standing: standing.loss(job)).server
 
 
-def _loss(request: Request, server: Server) -> tuple[int, float, int]:
-    """Requests that would no longer be on time, then when this one's prefill would end, counted from now."""
-    now_s, request_s = request.arrival_s, server.view.request_s
-    work = _feasible(server, now_s)
-    job = Job(request)
-    own_s = max(0.0, server.predicted_s(request.prompt_tokens) - request_s)
-    own = Planned(job.deadline_s - request_s, own_s, 1.0, job)
-    before = len(largest_set(work, now_s))
-    after = len(largest_set(sorted([*work, own], key=_by_deadline), now_s))
-    ends_s = own.left_s + sum(one.left_s for one in work if one.due_s <= own.due_s)
-    return before - after, ends_s, server.index
+class Standing:
+    """What can still be on time on one instance at one time: `possible` alone, earliest deadline first, and `kept`
+    together."""
+
+    def __init__(self, server: Server, now_s: float) -> None:
+        self.server = server
+        self.now_s = now_s
+        self.possible = _possible(server, now_s)
+        self.kept = largest_set(self.possible, now_s)
+
+    def loss(self, job: Job) -> tuple[int, float, int]:
+        """Requests that would no longer be on time with this one more (-1: none, and it would be), then when its
+        prefill would end, counted from now, then the instance's index."""
+        server = self.server
+        request_s = server.view.request_s
+        own_s = max(0.0, server.predicted_s(job.prompt_tokens) - request_s)
+        own = Planned(job.deadline_s - request_s, own_s, 1.0, job)
+        after = len(largest_set(sorted([*self.possible, own], key=_by_deadline), self.now_s))
+        ends_s = own.left_s + sum(one.left_s for one in self.possible if one.due_s <= own.due_s)
+        return len(self.kept) - after, ends_s, server.index
 
 
-def _feasible(server: Server, now_s: float) -> list[Planned]:
+def _possible(server: Server, now_s: float) -> list[Planned]:
     """What can still be on time there alone, earliest deadline first; the view's own clock may be behind."""
     view = server.view
     request_s = view.request_s

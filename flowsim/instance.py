@@ -1,8 +1,7 @@
 """The executor of one instance: asks its policy, sleeps to the end of a segment, stops where it may.
 
-The only module, with `cluster`, that knows SimPy. It knows no policy by name. One simulator event per
-uninterrupted segment: an arrival that changes the policy's answer moves the segment's end to the next legal
-stop, and the timer set before is ignored when it fires.
+Knows no policy by name. One simulator event per uninterrupted segment: an arrival that changes the policy's answer
+moves the segment's end to the next legal stop, and the timer set before is ignored when it fires.
 """
 
 from __future__ import annotations
@@ -100,12 +99,9 @@ class Instance:
         self._timer = Alarm(env, self._on_timer)  # the one that counts; those set before are ignored
         self._stop: Stop | None = None  # where the running batch is when the timer fires
         self._barrier_s = 0.0  # of which the last part is the ranks' barrier
-        self._flagged_s = math.nan
-        self._flagged_for: Job | None = None
-        self._parked_s = math.nan  # when a batch was last paused
+        self.flagged_for: Job | None = None  # whom the running batch is being stopped for
+        self._flagged_s = self._parked_s = math.nan  # when a batch was last flagged, and last paused
         self._suspended_blocks = 0
-
-    # ---------------------------------------------------------------- arrivals and decisions
 
     def submit(self, request: Request) -> None:
         """A request arrives; it waits, or is rejected: what the whole KV pool cannot hold, what is not admitted."""
@@ -189,7 +185,7 @@ class Instance:
                 self._must_not(idle_breach(self.view))
         elif self._plans_ahead:
             self._plan(running)
-        elif self._flagged_for is None and not self._at_stops:  # no second signal while stopping
+        elif self.flagged_for is None and not self._at_stops:  # no second signal while stopping
             answer = self._ask()
             if answer is not running:
                 self._flag(running, answer)
@@ -218,9 +214,8 @@ class Instance:
     def _begin(self, batch: Batch, at_s: float) -> None:
         """Takes KV blocks and jobs for a new batch that runs from `at_s` on, and lays out its timeline."""
         self._must_not(batch_breach(batch, self.view))
-        log = self.log
-        batch.number = log.num_batches
-        log.num_batches += 1
+        batch.number = self.log.num_batches
+        self.log.num_batches += 1
         # taking over from a batch that was paused at this very instant costs a switch
         batch.switch_s = self.latency.profile.switch_s if self._parked_s == at_s else 0.0
         batch.since_s = at_s + batch.switch_s
@@ -268,7 +263,7 @@ class Instance:
         self._must_not(idle_breach(self.view) if answer is None else None)
         assert answer is not None
         self._flagged_s = self.view.now_s
-        self._flagged_for = answer.head
+        self.flagged_for = answer.head
 
     def _next_stop(self, batch: Batch) -> Stop:
         """The next legal stop from now on, never the one where the batch resumed."""
@@ -291,11 +286,10 @@ class Instance:
         if event is not self._timer:
             return  # a batch that was flagged meanwhile
         batch, stop = self.view.running, self._stop
-        assert batch is not None, f"instance {self.index}: a timer fired with nothing running"
-        assert stop is not None
+        assert batch is not None and stop is not None, f"instance {self.index}: a timer fired with nothing running"  # noqa: PT018
         self.view.now_s = self.env.now
         at_end = stop is batch.timeline.end
-        if not at_end and self._flagged_for is None:
+        if not at_end and self.flagged_for is None:
             if self.env.peek() > self.env.now:
                 self._consult_at(batch, stop)
             else:
@@ -305,7 +299,9 @@ class Instance:
 
     def _consult_at(self, batch: Batch, stop: Stop) -> None:
         """Asks the policy at a stop (`consult="stops"`); the batch goes on, or is stopped there and then."""
-        answer = self._ask() if self.view.running is batch else batch
+        if self.view.running is not batch:
+            return  # the instance has failed in this instant
+        answer = self._ask()
         if answer is batch:
             self._run_to(batch, batch.timeline.next_stop(stop.at_s + 2 * INSTANT_S, self.policy.stops))
             return
@@ -317,8 +313,8 @@ class Instance:
         view = self.view
         view.running = self._stop = None
         paused = bool(batch.parts) and not at_end
-        if self._flagged_for is not None:
-            self._acknowledge(batch, self._flagged_for, paused=paused)
+        if self.flagged_for is not None:
+            self._acknowledge(batch, self.flagged_for, paused=paused)
         ahead = self._plans_ahead  # then the jobs are where the batch brings them already
         unfinished = not at_end or any(job.left_tokens > (0 if ahead else new) for job, new in batch.parts)
         ended = Ended.PAUSED if paused else Ended.PASS if unfinished else Ended.FINISHED
@@ -339,7 +335,7 @@ class Instance:
 
     def _acknowledge(self, batch: Batch, by: Job, *, paused: bool) -> None:
         """Ends the wait of whom the batch was flagged for; to end a run of decodes early is no preemption."""
-        self._flagged_for = None
+        self.flagged_for = None
         if not batch.parts:
             return
         now_s = self.view.now_s
@@ -356,11 +352,12 @@ class Instance:
         self.view.suspended.add(batch)
         self.log_kv()
 
-    def halt(self) -> Batch | None:
-        """Nothing more happens here; answers what ran."""
-        running, self.view.running = self.view.running, None
+    def halt(self) -> tuple[Batch | None, Batch | None]:
+        """Nothing more happens here; answers what ran, and what was planned behind it."""
+        halted = self.view.running, self._planned
+        self.view.running = self._planned = None
         self._timer = Alarm(self.env, self._on_timer)
-        return running
+        return halted
 
     def over(self) -> None:
         """The step of the group that this rank's batch was in is over."""

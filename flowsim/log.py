@@ -72,7 +72,7 @@ class Log:
         self.requests = Table(
             "id", "start_s", "first_token_s", "finish_s", "blocked_s", "preemptions", "suspended_s",
             "prefill_instance", "outcome", "reason", "decode_instance", "cached_tokens", "evictions",
-            "recomputed_tokens", "requeued",
+            "recomputed_tokens", "requeued", "migrations",
         )  # fmt: skip
         self.segments = Table(
             "instance", "batch", "start_s", "end_s", "first_op", "last_op", "tokens", "ended", "switch_s", "barrier_s"
@@ -85,12 +85,20 @@ class Log:
             "longest_tokens", "slowest_rank",
         )  # fmt: skip
         self.tokens = Table("request", "instance", "first_step", "last_step")
-        self.transfers = Table("request", "source", "target", "bytes", "asked_s", "start_s", "end_s")
+        self.transfers = Table("request", "source", "target", "bytes", "asked_s", "start_s", "end_s", "failed")
         self.failures = Table("instance", "at_s", "until_s")
+        self.migrations = Table("request", "source", "target", "at_s")
         self.decisions = 0
         self.scheduler_wall_s = 0.0
         self.events = 0
         self.num_batches = 0
+        self._steps: dict[int, int] = {}  # by instance: those that gave tokens so far
+
+    def steps_of(self, instance: int, count: int) -> int:
+        """Numbers the next `count` steps of an instance that give tokens, and answers the first one's."""
+        first = self._steps.get(instance, 0)
+        self._steps[instance] = first + count
+        return first
 
     def pack(self) -> None:
         """Packs what the tables hold, so that a long run stays small."""

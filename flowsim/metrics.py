@@ -22,7 +22,7 @@ from flowsim.core import Outcome, Reason, Request
 from flowsim.latency import LatencyModel
 from flowsim.load import offered_load
 from flowsim.log import Columns, Ended, Log, Table
-from flowsim.summary import summarise
+from flowsim.summary import gpu_words, summarise
 from flowsim.tables import is_float, read_table, whole, write_table
 from flowsim.tokens import tbt_columns
 
@@ -33,7 +33,7 @@ __all__ = ["Result"]
 
 Array = npt.NDArray[Any]
 TABLES = ("requests", "segments", "batches", "preemptions", "kv")
-MORE_TABLES = ("steps", "tokens", "transfers", "failures")
+MORE_TABLES = ("steps", "tokens", "transfers", "failures", "migrations")
 _KV_COUNTS = ("cached_tokens", "evictions", "recomputed_tokens")
 
 
@@ -83,8 +83,11 @@ class Result:
         if len(log.failures):
             tables["failures"] = _columns(log.failures)
             tables["requests"] |= _counts(log.requests, len(requests), "requeued", "recomputed_tokens")
+        if len(log.migrations):
+            tables["migrations"] = _columns(log.migrations)
+            tables["requests"] |= _counts(log.requests, len(requests), "migrations")
         if len(log.transfers):
-            tables["transfers"] = _columns(log.transfers)
+            tables["transfers"] = _by_start(_columns(log.transfers))
             tables["requests"] |= _transferred(tables["transfers"], len(requests))
         run = {
             "model": latency.profile.model,
@@ -114,8 +117,7 @@ class Result:
     def __repr__(self) -> str:
         figures = self.summary()
         attained = "no SLOs" if figures["attainment"] is None else f"attainment {figures['attainment']:.2%}"
-        run = self.run
-        return f"Result({figures['requests']} requests, {attained}, {run['model']} on {figures['gpus']} x {run['gpu']})"
+        return f"Result({figures['requests']} requests, {attained}, {self.run['model']} on {gpu_words(self.run)})"
 
     def _repr_html_(self) -> str:
         header, rows = class_table(self.tables["requests"], self.summary())
@@ -282,11 +284,18 @@ def _counts(log: Table, requests: int, *names: str) -> Columns:
     return columns
 
 
+def _by_start(transfers: Columns) -> Columns:
+    order = np.lexsort((transfers["request"], transfers["start_s"]))
+    ordered = {name: cells[order] for name, cells in transfers.items()}
+    return ordered | {"failed": ordered["failed"].astype(bool)}
+
+
 def _transferred(transfers: Columns, requests: int) -> Columns:
     """When each request's KV was on its way, the last time it was."""
     columns = {name: np.full(requests, math.nan) for name in ("transfer_start_s", "transfer_end_s")}
+    arrived = ~transfers["failed"]
     for name, column in columns.items():
-        column[transfers["request"]] = transfers[name.removeprefix("transfer_")]
+        column[transfers["request"][arrived]] = transfers[name.removeprefix("transfer_")][arrived]
     return columns
 
 

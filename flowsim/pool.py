@@ -136,8 +136,8 @@ class Pool:
             )
 
     def _check_failures(self) -> None:
-        if self.failures and self.decode is not None:
-            raise ValueError("cluster.failures are simulated in pools whose requests end with their first token only")
+        if self.failures and self.expert_parallel:
+            raise ValueError("cluster.failures are of instances that run on their own, not of ranks that share experts")
         until_s: dict[int, float] = {}
         for one in sorted(self.outages, key=lambda failure: failure.at_s):
             if one.instance >= self.instances:
@@ -174,7 +174,8 @@ class Cluster:
     """Pools by name; the router sends a request to an instance of any that only `decode` for no other.
 
     A request that a pool hands over for decoding goes to an instance of the other pool that `handover` chooses (least
-    loaded, as DistServe does, unless given), over the `link`.
+    loaded, as DistServe does, unless given), over the `link`. Where the pools are `tracks`, for requests of different
+    kinds, a router that knows no pools (has no `check_pools`) is refused.
 
     Raises:
         ValueError: no pool, a pool to decode in that is not there or hands over itself, or more instances than are
@@ -184,6 +185,7 @@ class Cluster:
     pools: Mapping[str, Pool] = field(default_factory=lambda: {"prefill": Pool()})
     link: Link = field(default_factory=Link)
     handover: Router = field(default_factory=FewestRequests)
+    tracks: bool = False
 
     def __post_init__(self) -> None:
         if not self.pools:
@@ -202,8 +204,6 @@ class Cluster:
         if pool.decode not in self.pools or pool.decode == name:
             choices = [HERE, *(other for other in self.pools if other != name)]
             raise ValueError(unknown(f"cluster.pools.{name}.decode", str(pool.decode), choices) + "; or null for none")
-        if self.pools[pool.decode].failures:
-            raise ValueError("cluster.failures are simulated in pools whose requests end with their first token only")
         if self.pools[pool.decode].decode is not None:
             raise ValueError(
                 f"cluster.pools.{pool.decode}.decode is {self.pools[pool.decode].decode}; a pool that {name} hands "

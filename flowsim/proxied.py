@@ -96,7 +96,8 @@ class Proxied:
         """Sends a job there that another instance has lost."""
         request, instance = job.request, self.instance
         self.expect(request)
-        if instance.kv.blocks(instance.stage.most_tokens(request)) > instance.kv.total_blocks:
+        most_tokens = max(instance.stage.most_tokens(request), job.prompt_tokens)
+        if instance.kv.blocks(most_tokens) > instance.kv.total_blocks:
             instance.reject(job, Reason.TOO_LARGE)
             return
         if request.abandon_s < math.inf:

@@ -31,7 +31,7 @@ def request_row(instance: int, job: Job, finish_s: float, outcome: Outcome, reas
         job.id, job.start_s, job.first_token_s, finish_s, job.blocked_s, job.preemptions, job.suspended_s,
         instance if job.prefill_instance < 0 else job.prefill_instance, _OUTCOMES[outcome],
         math.nan if reason is None else _REASONS[reason], instance if job.run_step >= 0 else math.nan,
-        job.cached_tokens, job.evictions, job.recomputed_tokens, job.requeued,
+        job.cached_tokens, job.evictions, job.recomputed_tokens, job.requeued, job.migrations,
     )  # fmt: skip
 
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from flowsim.core import Request
+from flowsim.core import Job, Request
 from flowsim.names import unknown
 from flowsim.policy import View
 
 __all__ = [
-    "FewestRequests", "LeastWork", "PowerOfTwo", "PrefixAffinity", "RoundRobin", "Router", "Server", "SlackAware",
-    "TwoTrack",
+    "FewestRequests", "LeastWork", "Move", "PowerOfTwo", "PrefixAffinity", "Rebalancer", "RoundRobin", "Router",
+    "Server", "SlackAware", "TwoTrack",
 ]  # fmt: skip
 
 
@@ -55,6 +55,26 @@ class Router(Protocol):
     none is; there is at least one. A run starts from a copy of the router, in the state that it was given in."""
 
     def route(self, request: Request, servers: Sequence[Server]) -> Server: ...
+
+
+class Move(NamedTuple):
+    """A job that waits on `source` is to wait on `target` instead."""
+
+    job: Job
+    source: Server
+    target: Server
+
+
+@runtime_checkable
+class Rebalancer(Protocol):
+    """A router that also moves what waits. It is asked after each arrival and each end of a request, once everything
+    else of the instant is in and before any policy decides; a job that has started, or that the running batch is being
+    stopped for, stays where it is. Pools are kept apart."""
+
+    def rebalance(self, servers: Sequence[Server], now_s: float) -> Sequence[Move]:
+        """The moves to make at `now_s`, a job in one of them at most; `servers` are those of one pool that are up, two
+        at least."""
+        ...
 
 
 class RoundRobin:

@@ -16,7 +16,7 @@ from flowsim.latency import LatencyModel, Predictor
 from flowsim.log import Log
 from flowsim.view import InstanceView, cached_tokens
 
-__all__ = ["Host", "PrefillStage", "Stage", "has_started", "take_parts", "taken_up"]
+__all__ = ["Host", "PrefillStage", "Stage", "has_started", "take_parts", "taken_up", "under_way"]
 
 
 class Host(Protocol):
@@ -76,6 +76,14 @@ class Stage(Protocol):
         """Jobs that hold KV here and are in neither a queue nor a batch."""
         ...
 
+    def lose(self, batch: Batch) -> None:
+        """A batch will not end, as its instance has failed: nothing comes out of it."""
+        ...
+
+    def leave(self, job: Job) -> None:
+        """A job goes on elsewhere."""
+        ...
+
 
 class PrefillStage:
     """Batches compute prompts, and a request is done here with its first token.
@@ -108,28 +116,49 @@ class PrefillStage:
     def end(self, batch: Batch, operators: int) -> None:
         """Credits the batch's tokens: a prompt that is complete emits its first token, a cut one waits again."""
         own = self._instance
-        first_token_s = own.view.now_s + own.latency.profile.request_s
+        token_s = own.view.now_s + own.latency.profile.request_s
+        again: list[Job] = []
         for job, new in batch.parts:
             job.done_tokens += new
             if job.done_tokens < job.prompt_tokens:
                 own.view.waiting.add(job)
-            elif self._handed is not None and job.request.output_tokens > 1:
-                job.first_token_s = first_token_s
+                continue
+            job.generated_tokens += 1
+            if job.prefill_instance < 0:
+                job.first_token_s = token_s
                 job.prefill_instance = own.index
-                job.generated_tokens = 1
+            else:
+                again.append(job)
+            if self._handed is not None and job.generated_tokens < job.request.output_tokens:
                 self._handed(job)
             else:
-                job.first_token_s = first_token_s
-                job.prefill_instance = own.index
                 own.kv.give(job.id)
-                own.log_request(job, first_token_s, Outcome.FINISHED)
-                own.ended(job.request, first_token_s)
+                own.log_request(job, token_s, Outcome.FINISHED)
+                own.ended(job.request, token_s)
+        if again:
+            self._count_tokens(batch, again, token_s)
+
+    def _count_tokens(self, batch: Batch, again: list[Job], token_s: float) -> None:
+        """What is prefilled anew gets a token that is not its first: of a step, as where it is decoded."""
+        own = self._instance
+        step = own.log.steps_of(own.index, 1)
+        own.log.steps.add(
+            (batch.number, own.index, step, 1, token_s, batch.timeline.total_s, 0.0, *batch.context, batch.slowest)
+        )
+        for job in again:
+            own.log.tokens.add((job.id, own.index, step, step + 1))
 
     def reserved_blocks(self) -> int:
         return 0
 
     def under_way(self) -> Iterable[Job]:
         return ()
+
+    def lose(self, batch: Batch) -> None:
+        under_way(batch)
+
+    def leave(self, job: Job) -> None:
+        """Nobody counts its steps."""
 
 
 def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list[tuple[int, int]]:
@@ -166,6 +195,12 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
 
 def _admitted(_job: Job) -> None:
     """Nobody counts the sequences of an instance that only prefills."""
+
+
+def under_way(batch: Batch) -> None:
+    """What a batch was to compute of its prompts counts as done, and so as lost, when it is lost with them."""
+    for job, new in batch.parts:
+        job.done_tokens += new
 
 
 def taken_up(batch: Batch, now_s: float) -> None:

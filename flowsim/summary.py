@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from flowsim.core import Outcome, Reason
 from flowsim.log import Columns
 
-__all__ = ["attainment", "statistics", "summarise"]
+__all__ = ["attainment", "gpu_words", "statistics", "summarise"]
 
 Array = npt.NDArray[Any]
 
@@ -63,6 +64,7 @@ def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str
         "rejected_by_reason": {one.value: int((requests["reason"] == one.value).sum()) for one in Reason},
         "unfinished": int((requests["outcome"] == Outcome.UNFINISHED.value).sum()),
         "failures": _failures(tables),
+        "migrations": _migrations(tables, requests),
         "simulated_s": simulated_s,
         "simulation_wall_s": run["simulation_wall_s"],
         "events_per_request": run["events"] / n if n else None,
@@ -155,6 +157,21 @@ def _failures(tables: Mapping[str, Columns]) -> dict[str, Any] | None:
         "requeued": int((requests["requeued"] > 0).sum()),
         "recomputed_tokens": int(requests["recomputed_tokens"].sum()),
     }
+
+
+def gpu_words(run: Mapping[str, Any]) -> str:
+    """How many GPUs of which kind a run had in all."""
+    counts: Counter[str] = Counter()
+    for pool in run["pools"].values():
+        counts[pool["gpu"]] += _gpus(pool)
+    return " and ".join(f"{count} x {gpu}" for gpu, count in counts.items())
+
+
+def _migrations(tables: Mapping[str, Columns], requests: Columns) -> dict[str, int] | None:
+    """What moved from one queue to another; None where nothing did."""
+    if "migrations" not in tables:
+        return None
+    return {"count": int(requests["migrations"].sum()), "requests": int((requests["migrations"] > 0).sum())}
 
 
 def _gpus(pool: Mapping[str, Any]) -> int:

@@ -109,10 +109,10 @@ def decode_notes(figures: dict[str, Any]) -> list[str]:
         return []
     attained = figures["tbt_attainment"]
     slo = "" if attained is None else f", TBT SLO attained {attained:.2%}, all SLOs {figures['joint_attainment']:.2%}"
-    times = (
-        "" if mean_s["mean"] is None else f"TBT mean {mean_s['mean'] * 1e3:.1f} ms, p99 {p99_s['mean'] * 1e3:.1f} ms"
-    )
-    lines = [f"{times or 'no second token'}{slo}; {decode['output_tokens_per_s']:.0f} output tokens/s"]
+    times = "no second token"
+    if mean_s["mean"] is not None:
+        times = f"TBT within a request: mean {mean_s['mean'] * 1e3:.1f} ms, p99 {p99_s['mean'] * 1e3:.1f} ms"
+    lines = [f"{times}{slo}; {decode['output_tokens_per_s']:.0f} output tokens/s"]
     if decode["evictions"] or decode["cached_tokens"]:
         lines.append(
             f"KV memory: {decode['cached_tokens']} prompt tokens from the prefix cache, {decode['evictions']} "

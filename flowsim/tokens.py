@@ -41,7 +41,11 @@ def token_times_s(steps: Columns, tokens: Columns, first_token_s: Floats) -> dic
     """
     ends_s = step_ends_s(steps)
     times: dict[int, Floats] = {}
-    order = np.lexsort((tokens["first_step"], tokens["request"]))
+    began_s = np.empty(len(tokens["request"]))
+    for instance, of_instance_s in ends_s.items():
+        rows = tokens["instance"] == instance
+        began_s[rows] = of_instance_s[tokens["first_step"][rows]]
+    order = np.lexsort((began_s, tokens["request"]))
     columns = (tokens[name][order].tolist() for name in ("request", "instance", "first_step", "last_step"))
     for request, instance, first, last in zip(*columns, strict=True):
         run = ends_s[instance][first:last]

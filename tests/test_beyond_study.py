@@ -37,6 +37,7 @@ def tables(tmp_path):
             for name in bounded
             for batching in ("alone", "perfect")
         ],
+        "replays": [row for name in beyond.REPLAYS for row in rows(beyond.POLICIES, scenario=name, bound_rps=20.0)],
         "misses": [{"policy": name, "cause": "behind_earlier", "misses": 7} for name in beyond.MISSES],
         "instances": rows([f"{name}, {router}" for name in beyond.TWO for router in beyond.ROUTERS]),
         "suspension": [
@@ -60,12 +61,26 @@ def tables(tmp_path):
 def test_the_page_has_every_section_and_no_number_is_missing(tables, tmp_path):
     write(tables, tmp_path / "docs")
     page = (tmp_path / "docs" / "beyond.md").read_text()
-    assert page.count("\n## ") == 12
+    assert page.count("\n## ") == 13
     assert "nan" not in page.split()
     assert "| Poisson | 20.0 | 20.0 | 75% | 85% |" in page  # 15 and 17 of 20
     for figure in ("beyond_share.png", "beyond_causes.png"):
         assert f"img/{figure}" in page
         assert (tmp_path / "docs" / "img" / figure).stat().st_size > 0
+
+
+def test_the_page_says_so_where_there_were_no_recorded_traces(tables, tmp_path):
+    (tables / "replays.csv").unlink()
+    write(tables, tmp_path / "docs")
+    assert "Left out: the recorded traces were not there" in (tmp_path / "docs" / "beyond.md").read_text()
+
+
+def test_replays_without_the_traces_are_left_out_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(beyond, "DATA", tmp_path / "nowhere")
+    monkeypatch.setattr(beyond, "STUDIES", {"replays": beyond.replays})
+    beyond.run_all(tmp_path)
+    assert not (tmp_path / "replays.csv").exists()
+    assert "set FLOWSIM_DATA" in capsys.readouterr().err
 
 
 def test_a_missing_table_is_named(tables, tmp_path):

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import toy_latency, workload
 
-from flowsim import Alone, Cluster, ComposedPolicy, Pool, Result, SLOAware, TokenBudget, simulate
+from flowsim import Alone, ComposedPolicy, Pool, Result, SLOAware, TokenBudget, simulate
 from flowsim.check import check_result
 from flowsim.config import build, compose
-from flowsim.pool import Failure
+from flowsim.pool import Failure, Link
 from flowsim.router import LeastWork, RoundRobin
 
 POLICIES = {
@@ -158,10 +158,9 @@ def test_failures_are_read_from_the_configuration_and_come_back_from_files(tmp_p
         (lambda: Pool(failures=[{"at": 1.0, "instance": 0, "for_s": 1.0}]), "unknown key of a failure 'at'"),
         (lambda: Pool(failures=[{"at_s": 1.0, "instance": 0}]), "a failure needs for_s too"),
         (lambda: failing((1.0, 0, 5.0), (3.0, 0, 1.0)), "instance 0 is down until 6 s already"),
-        (lambda: failing((1.0, 0, 5.0), decode="here"), "whose requests end with their first token only"),
         (
-            lambda: Cluster(pools={"a": Pool(decode="b"), "b": failing((1.0, 0, 5.0))}),
-            "whose requests end with their first token only",
+            lambda: failing((1.0, 0, 5.0), decode="here", expert_parallel=True, collective=Link()),
+            "not of ranks that share experts",
         ),
     ],
 )

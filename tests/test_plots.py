@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,6 +42,12 @@ def run() -> object:
     return checked(requests, ComposedPolicy("slack_edf", Alone(), "operator"), toy_latency(1e-4))
 
 
+@functools.cache
+def decoded() -> object:
+    given = ["cluster=pd", "workload=azure_conv", "workload.num_requests=60", "workload.tbt_slo_s=0.02"]
+    return build(compose(given)).run()
+
+
 FIGURES: dict[str, Callable[..., object]] = {
     "attainment": lambda **more: plots.attainment(table(), **more),
     "slo_scale": lambda **more: plots.slo_scale(table(), **more),
@@ -51,6 +58,7 @@ FIGURES: dict[str, Callable[..., object]] = {
     "differences": lambda **more: plots.differences(table(), against="flowprefill", **more),
     "matrix": lambda **more: plots.matrix(table(), **more),
     "ttft_cdf": lambda **more: plots.ttft_cdf(run(), **more),
+    "tbt_cdf": lambda **more: plots.tbt_cdf(decoded(), **more),
     "worst_blocking": lambda **more: plots.worst_blocking(run(), **more),
     "timeline": lambda **more: plots.timeline(run(), (0.05, 3.0), **more),
 }
@@ -238,3 +246,23 @@ def test_decodes_alone_are_neither_less_urgent_nor_anybodys_colour():
     assert found is None or found.behind >= 0
     names = [text.get_text() for text in plots.worst_blocking(result).legends[0].get_texts()]
     assert "decodes alone" in names
+
+
+def test_a_run_that_decodes_is_drawn_with_its_tbt_and_another_is_not(tmp_path):
+    names = [path.name for path in plots.Plots().write(decoded(), tmp_path, "a run")]
+    assert names == ["ttft.png", "tbt.png", "worst_blocking.png"]
+    assert [path.name for path in plots.Plots().write(run(), tmp_path, "a run")] == ["ttft.png", "worst_blocking.png"]
+    with pytest.raises(ValueError, match="nothing was decoded"):
+        plots.tbt_cdf(run())
+
+
+def test_the_mark_of_a_tbt_slo_is_at_the_share_of_requests_within_it():
+    figure = plots.tbt_cdf(decoded())
+    low_s, high_s = figure.axes[0].get_xlim()
+    assert sum(low_s <= tick <= high_s for tick in figure.axes[0].get_xticks()) >= 3
+    requests = decoded().requests
+    several = requests[requests.output_tokens > 1]
+    (mark,) = [line for line in figure.axes[0].lines if line.get_marker() == "o" and len(line.get_xdata())]
+    assert mark.get_xdata()[0] == 0.02
+    assert mark.get_ydata()[0] == pytest.approx((several.tbt_mean_s <= 0.02).mean())
+    assert 0.0 < mark.get_ydata()[0] < 1.0

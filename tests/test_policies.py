@@ -684,5 +684,36 @@ def test_without_contention_or_overheads_all_policies_agree(name):
     assert result.requests.ttft_s.to_numpy() == pytest.approx([tokens * 0.001 for _, tokens, _ in rows])
 
 
+# ---------------------------------------------------------------- beyond the paper; more in test_beyond.py
+
+
+def test_chunked_adaptive_fills_passes_of_100_ms_in_the_queues_order():
+    # A token takes a millisecond: 100 of the first prompt, 100 more, its last 50 with 50 of the second, the other 30.
+    result = checked(workload((0.0, 250), (0.0, 80)), shipped("chunked_adaptive"), MS)
+    assert passes(result) == [([(0, 100)], 0.1), ([(0, 100)], 0.2), ([(0, 50), (1, 50)], 0.3), ([(1, 30)], 0.33)]
+
+
+def test_slack_fraction_runs_the_least_share_of_an_slo_to_spare_first_and_the_least_overdue_of_the_late():
+    # At 0 the first has 30 of 40 s to spare, the second, due later, 40 of 100; the third needs 50 s of its 20.
+    # At 60 the first is late by 30 of its 40 s, the third by 90 of its 20.
+    requests = workload((0.0, 10, 40.0), (0.0, 60, 100.0), (0.0, 50, 20.0))
+    result = checked(requests, shipped("slack_fraction", "batching.lookahead=0"), SECOND)
+    assert ran(result) == [([1], 0.0, 60.0), ([0], 60.0, 70.0), ([2], 70.0, 120.0)]
+
+
+def test_graceful_gives_what_is_late_three_slos_and_it_competes_with_that():
+    # The first cannot be on time: due again at 150, after the second and before the third.
+    requests = workload((0.0, 100, 50.0), (0.0, 20, 140.0), (0.0, 20, 400.0))
+    result = checked(requests, shipped("graceful", "batching.lookahead=0"), SECOND)
+    assert ran(result) == [([1], 0.0, 20.0), ([0], 20.0, 120.0), ([2], 120.0, 140.0)]
+
+
+def test_feasible_set_gives_up_the_longest_where_not_all_can_be_on_time():
+    # By deadlines the first would end at 100 and the others be late; without it both are on time.
+    requests = workload((0.0, 100, 110.0), (0.0, 30, 120.0), (0.0, 20, 125.0))
+    result = checked(requests, shipped("feasible_set", "batching.lookahead=0"), SECOND)
+    assert ran(result) == [([1], 0.0, 30.0), ([2], 30.0, 50.0), ([0], 50.0, 150.0)]
+
+
 def test_every_shipped_policy_has_a_law_in_this_file():
     assert [name for name in SHIPPED if not any(test.startswith(f"test_{name}_") for test in globals())] == []

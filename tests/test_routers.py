@@ -216,6 +216,14 @@ def test_a_router_that_names_a_pool_which_is_not_there_says_so_before_the_run():
         routed(workload((0.0, 5)), TwoTrack(), Pool())
 
 
+def test_pools_that_are_tracks_want_a_router_that_tells_them_apart_unless_told_otherwise():
+    small = ["workload.num_requests=20", "workload.rate_rps=12"]
+    with pytest.raises(ValueError, match="use router=two_track, or cluster"):
+        build(compose(["cluster=two_track", *small])).run()
+    for more in ("router=two_track", "cluster.tracks=false"):
+        assert build(compose(["cluster=two_track", more, *small])).run().summary()["unfinished"] == 0
+
+
 def test_a_router_must_answer_one_of_the_servers():
     class Lost:
         def route(self, request, servers):

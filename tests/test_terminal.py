@@ -67,8 +67,8 @@ def test_the_load_is_said_to_be_of_the_instances_that_prefill():
         ("pd", "the capacity of prefill"),
         ("colocated", "capacity without decoding"),
     ):
-        policy = ["policy=vllm"] if cluster == "colocated" else []
-        setup = build(compose([f"cluster={cluster}", "workload.num_requests=50", *policy]))
+        needs = {"colocated": ["policy=vllm"], "two_track": ["router=two_track"]}.get(cluster, [])
+        setup = build(compose([f"cluster={cluster}", "workload.num_requests=50", *needs]))
         words_of_it = capacity_words(Cluster.of(setup.cluster))
         assert words_of_it == words
         assert header("t", 50, 0.5, words_of_it).plain.endswith(f"offered load 0.50 of {words}")
@@ -82,7 +82,9 @@ def test_a_title_counts_every_gpu_of_a_run():
         (["cluster=pd"], "2 x a100"),
         (["cluster=pd", "cluster.pools.decode.gpu=h100", "cluster.pools.decode.instances=4"], "1 x a100 and 4 x h100"),
     ):
-        assert gpus_of(compose(overrides)) == words
+        config = compose([*overrides, "workload.num_requests=2"])
+        assert gpus_of(config) == words
+        assert repr(build(config).run()).endswith(f" on {words})")
 
 
 def test_where_tokens_are_decoded_the_table_has_their_tbt_and_joint_attainment():

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from flowsim.log import Columns
 from flowsim.metrics import Result
-from flowsim.report.series import busy, heads
+from flowsim.report.series import busy, came_s, heads
 
 __all__ = ["Blocked", "worst_blocked"]
 
@@ -82,11 +82,12 @@ class _Served:
         self._batch = result.tables["segments"]["batch"][order]
         self._due_s = batch_due_s
         self._heads = heads(result.tables)
+        self._came_s = came_s(result.tables)
 
     def behind(self, row: int, due_s: float) -> Blocked | None:
         """How a request waited behind later deadlines; None where it did not."""
         requests = self._requests
-        since_s, until_s = float(requests["arrival_s"][row]), float(requests["start_s"][row])
+        since_s, until_s = float(self._came_s[row]), float(requests["start_s"][row])
         instance = int(requests["prefill_instance"][row])
         low, high = np.searchsorted(self._instance, [instance, instance + 1])
         first = low + int(np.searchsorted(self._end_s[low:high], since_s, side="right"))

@@ -33,6 +33,7 @@ from flowsim.report.measures import by_class, cards, class_table, paired, schedu
 from flowsim.report.story import Chronicle, tell, worst
 from flowsim.report.timeline_data import timeline
 from flowsim.report.trace import checked_window
+from flowsim.summary import gpu_words
 
 __all__ = ["Html", "Run", "load_runs", "write_page"]
 
@@ -78,7 +79,7 @@ def load_runs(folders: Sequence[Path]) -> list[Run]:
         result = Result.load(folder)
         policy, workload = choices.get("policy", ""), choices.get("workload", "")
         chosen = f"{policy} on {workload}, " if policy and workload else ""
-        title = f"{chosen}{result.run['model']} on {result.run['tp']} x {result.run['gpu']}"
+        title = f"{chosen}{result.run['model']} on {gpu_words(result.run)}"
         found.append(Run(policy or folder.name, title, result, str(folder), config, overrides))
     labels = _labels([run.label for run in found], folders)
     return [

@@ -19,13 +19,13 @@ from flowsim.names import unknown
 from flowsim.report.bars import blocking, differences, goodput, matrix
 from flowsim.report.curves import attainment, parameter, slo_scale
 from flowsim.report.gantt import timeline, worst_blocking
-from flowsim.report.runs import ttft_cdf, workload_figure
+from flowsim.report.runs import tbt_cdf, ttft_cdf, workload_figure
 from flowsim.report.style import COLOURS, COLUMN_IN, FORMATS, PAGE_IN, looks, save, style
 
 __all__ = [
     "COLOURS", "COLUMN_IN", "PAGE_IN", "NoReport", "Plots", "Report", "attainment", "blocking", "differences",
-    "draw_workload", "goodput", "looks", "matrix", "parameter", "save", "slo_scale", "style", "timeline", "ttft_cdf",
-    "workload_figure", "worst_blocking",
+    "draw_workload", "goodput", "looks", "matrix", "parameter", "save", "slo_scale", "style", "tbt_cdf", "timeline",
+    "ttft_cdf", "workload_figure", "worst_blocking",
 ]  # fmt: skip
 
 
@@ -47,8 +47,8 @@ class NoReport:
 
 @dataclass(frozen=True)
 class Plots:
-    """The report `plots`, in the format `png`, `pdf` or `svg`: `ttft`, the TTFT of each class against its SLO, and
-    `worst_blocking`, the window around the worst head-of-line blocking.
+    """The report `plots`, in the format `png`, `pdf` or `svg`: `ttft`, the TTFT of each class against its SLO,
+    `tbt`, likewise where tokens were decoded, and `worst_blocking`, the window around the worst head-of-line blocking.
 
     Raises:
         ValueError: another format.
@@ -63,6 +63,8 @@ class Plots:
     def write(self, result: Result, folder: Path, title: str) -> list[Path]:
         """Draws the run's figures into a folder; returns their paths."""
         paths = [save(ttft_cdf(result, title), folder / f"ttft.{self.format}")]
+        if not np.isnan(result.tables["requests"]["tbt_max_s"]).all():  # somebody got a second token
+            paths.append(save(tbt_cdf(result, title), folder / f"tbt.{self.format}"))
         if not np.isnan(result.tables["requests"]["start_s"]).all():  # somebody got to a GPU
             paths.append(save(worst_blocking(result, title), folder / f"worst_blocking.{self.format}"))
         return paths

@@ -71,11 +71,37 @@ def waiting(tables: Mapping[str, Columns]) -> Intervals:
     never = np.flatnonzero(np.isnan(requests["start_s"]) & queued)
     gone_s = np.minimum(requests["arrival_s"][never] + requests["abandon_s"][never], last_s(tables))
     where = [-1 if one is None else one for one in requests["prefill_instance"][never].tolist()]
-    return Intervals(
+    found = Intervals(
         np.concatenate([since_s, requests["arrival_s"][never]]),
         np.concatenate([begin_s[batch], gone_s]),
         np.concatenate([request, never]),
         np.concatenate([instance, np.array(where, dtype=np.int64)]),
+    )
+    if "migrations" not in tables:
+        return found
+    return _where_it_was(found, tables["migrations"], requests["arrival_s"], came_s(tables))
+
+
+def came_s(tables: Mapping[str, Columns]) -> Array:
+    """When each request came to the queue that it started from: its arrival, or its last move."""
+    came_s: Array = tables["requests"]["arrival_s"].copy()
+    if "migrations" in tables:
+        np.maximum.at(came_s, tables["migrations"]["request"], tables["migrations"]["at_s"])
+    return came_s
+
+
+def _where_it_was(found: Intervals, moves: Columns, arrival_s: Array, came_s: Array) -> Intervals:
+    """Waits with those of requests that moved cut at each move."""
+    order = np.lexsort((moves["at_s"], moves["request"]))
+    request, source, at_s = (moves[name][order] for name in ("request", "source", "at_s"))
+    first = np.append(True, request[1:] != request[:-1])
+    from_s = np.where(first, arrival_s[request], np.roll(at_s, 1))
+    on_arrival = found.start_s == arrival_s[found.request]
+    return Intervals(
+        np.concatenate([np.where(on_arrival, came_s[found.request], found.start_s), from_s]),
+        np.concatenate([found.end_s, at_s]),
+        np.concatenate([found.request, request]),
+        np.concatenate([found.instance, source]),
     )
 
 

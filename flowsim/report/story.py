@@ -39,7 +39,7 @@ class Spell:
     """A stretch of one request's prefill: it was `waiting`, `running` or `suspended`.
 
     `behind` is whom the GPU served meanwhile, longest first; what is left of the stretch it idled, switched, or was at
-    a barrier. `by` is whom a suspended batch was flagged for.
+    a barrier. `by` is whom a suspended batch was flagged for; `instance` is where a waiting one waited.
     """
 
     state: str
@@ -47,6 +47,7 @@ class Spell:
     end_s: float
     behind: tuple[Behind, ...] = ()
     by: int | None = None
+    instance: int | None = None
 
     @property
     def length_s(self) -> float:
@@ -104,31 +105,42 @@ class Chronicle:
             if start_s >= self.requests["first_token_s"][request]:
                 break  # computed again, after an eviction
             if start_s > at_s:
-                spells.append(self._idle_spell(row, at_s, start_s, resumed=self._segments["first_op"][row] > 0))
+                spells += self._idle_spells(request, row, at_s, start_s, resumed=self._segments["first_op"][row] > 0)
             spells.append(Spell("running", start_s, end_s))
             at_s = end_s
         until_s = self._gave_up_s(request)
         if until_s > at_s and rows:
-            spells.append(self._idle_spell(rows[-1], at_s, until_s, resumed=self._is_paused(rows[-1])))
+            spells += self._idle_spells(request, rows[-1], at_s, until_s, resumed=self._is_paused(rows[-1]))
         elif until_s > at_s:
-            spells.append(Spell("waiting", at_s, until_s, self._behind_at_its_instance(request, at_s, until_s)))
+            spells += self._waits(request, self.requests["prefill_instance"][request], at_s, until_s)
         return Story(request, tuple(spells))
 
     def served(self, instance: int, start_s: float, end_s: float) -> tuple[Behind, ...]:
         """Whom an instance's GPU served in a stretch of time, longest first; switches and barriers included."""
         return self._served(instance, start_s, end_s, -1)
 
-    def _idle_spell(self, row: int, start_s: float, end_s: float, *, resumed: bool) -> Spell:
+    def _idle_spells(self, request: int, row: int, start_s: float, end_s: float, *, resumed: bool) -> list[Spell]:
         """The stretch before (or, at the end of the run, behind) a segment of the request."""
         batch, instance = int(self._segments["batch"][row]), int(self._segments["instance"][row])
-        behind = self._served(instance, start_s, end_s, batch)
         if resumed:
-            return Spell("suspended", start_s, end_s, behind, self._flagged_for(batch, start_s))
-        return Spell("waiting", start_s, end_s, behind)
+            behind = self._served(instance, start_s, end_s, batch)
+            return [Spell("suspended", start_s, end_s, behind, self._flagged_for(batch, start_s))]
+        return self._waits(request, instance, start_s, end_s, batch)
 
-    def _behind_at_its_instance(self, request: int, start_s: float, end_s: float) -> tuple[Behind, ...]:
-        instance = self.requests["prefill_instance"][request]
-        return () if instance is None else self._served(int(instance), start_s, end_s, -1)
+    def _waits(
+        self, request: int, instance: int | None, start_s: float, end_s: float, but_batch: int = -1
+    ) -> list[Spell]:
+        """A stretch of waiting that ended at an instance, cut where the request moved from one to another."""
+        spells = []
+        for source, at_s in self._moves.get(request, ()):
+            if start_s < at_s <= end_s:
+                behind = self._served(source, start_s, at_s, but_batch)
+                spells.append(Spell("waiting", start_s, at_s, behind, instance=source))
+                start_s = at_s
+        if end_s > start_s:
+            behind = () if instance is None else self._served(int(instance), start_s, end_s, but_batch)
+            spells.append(Spell("waiting", start_s, end_s, behind, instance=instance))
+        return spells
 
     def _served(self, instance: int, start_s: float, end_s: float, but_batch: int) -> tuple[Behind, ...]:
         low, high = np.searchsorted(self._segments["instance"], [instance, instance + 1])
@@ -199,6 +211,17 @@ class Chronicle:
     def _flags(self) -> Columns:
         table = self._tables["preemptions"]
         return _ordered(table, table["stopped_s"], table["batch"])
+
+    @cached_property
+    def _moves(self) -> dict[int, list[tuple[int, float]]]:
+        """Of requests that moved before they started: the instances that they left, and when."""
+        found: dict[int, list[tuple[int, float]]] = {}
+        if "migrations" in self._tables:
+            names = ("request", "source", "at_s")
+            rows = zip(*(self._tables["migrations"][name].tolist() for name in names), strict=True)
+            for request, source, at_s in rows:
+                found.setdefault(request, []).append((source, at_s))
+        return found
 
     @cached_property
     def _members(self) -> Array:
