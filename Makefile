@@ -53,8 +53,11 @@ figures: ## reproduce the paper: experiments/results/, docs/img/paper_*.png, doc
 validate: ## hold the simulator against all that is real or exact; writes docs/validation.md
 	$(PYTHON) -m experiments.validate
 
-bench: ## speed beside SimPy's own, growth, start-up; beside sched-sim where PEER_PYTHON names its interpreter (minutes)
+bench: ## speed beside SimPy's own, growth, clusters that decode, a search, start-up; beside sched-sim where PEER_PYTHON names its interpreter (minutes)
 	$(PYTHON) -m benchmarks.simulate
 	$(PYTHON) -m benchmarks.scale
+	$(PYTHON) -m benchmarks.scale --counts 1000000 --keep requests sample summary
+	$(PYTHON) -m benchmarks.serving
+	$(PYTHON) -m benchmarks.search
 	$(PYTHON) -m benchmarks.startup
 	$(if $(PEER_PYTHON),$(PYTHON) -m benchmarks.peers --peer-python $(PEER_PYTHON))

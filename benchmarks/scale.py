@@ -2,6 +2,7 @@
 
 Printed for each number of requests: seconds of processor time of `simulate` alone, and the peak memory of the process,
 the workload and the result's tables included; then how many times as long the longest takes as the one before it.
+`--keep all requests sample summary` compares what is kept.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from time import process_time
 from benchmarks.timed import run
 
 
-def one(count: int) -> None:
+def one(count: int, keep: str) -> None:
     """In the child: one run."""
     from flowsim import ComposedPolicy, LatencyModel, SLOAware, load_profile, simulate
     from flowsim.workload import mixed
@@ -22,26 +23,30 @@ def one(count: int) -> None:
     requests = mixed(rate_rps=6.0, num_requests=count)
     latency = LatencyModel(load_profile("llama3-8b", "a100"))
     began_s = process_time()
-    result = simulate(requests, policy=ComposedPolicy("slack_edf", SLOAware(), "operator"), latency=latency)
+    policy = ComposedPolicy("slack_edf", SLOAware(), "operator")
+    result = simulate(requests, policy=policy, latency=latency, keep=keep)
     print(json.dumps({"cpu_s": process_time() - began_s, "attainment": result.summary()["attainment"]}))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--counts", type=int, nargs="*", default=[100_000, 1_000_000])
+    parser.add_argument("--keep", nargs="*", default=["all"])
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        one(options.one)
+        one(options.one, *options.keep)
         return
-    before_s = None
-    print(f"{'requests':>9} {'simulate s':>11} {'requests/s':>11} {'peak MB':>8} {'x before':>9}")
-    for count in options.counts:
-        timed = run([sys.executable, "-m", "benchmarks.scale", "--one", str(count)])
-        cpu_s = json.loads(timed.output)["cpu_s"]
-        growth = f"{cpu_s / before_s:9.2f}" if before_s else ""
-        print(f"{count:9d} {cpu_s:11.1f} {count / cpu_s:11.0f} {timed.peak_bytes / 1e6:8.0f} {growth}", flush=True)
-        before_s = cpu_s
+    print(f"{'keep':<9} {'requests':>9} {'simulate s':>11} {'requests/s':>11} {'peak MB':>8} {'x before':>9}")
+    for keep in options.keep:
+        before_s = None
+        for count in options.counts:
+            timed = run([sys.executable, "-m", "benchmarks.scale", "--one", str(count), "--keep", keep])
+            cpu_s = json.loads(timed.output)["cpu_s"]
+            growth = f"{cpu_s / before_s:9.2f}" if before_s else ""
+            row = f"{keep:<9} {count:9d} {cpu_s:11.1f} {count / cpu_s:11.0f} {timed.peak_bytes / 1e6:8.0f} {growth}"
+            print(row.rstrip(), flush=True)
+            before_s = cpu_s
 
 
 if __name__ == "__main__":

@@ -384,10 +384,10 @@ that still meets the deadline in the order of arrival; it is made for policies t
 
 `router=migrating` moves requests that wait: to an instance with nothing to do, and to one where they are on time when
 their own gives them up. It changes the goodput by {moved[turns]} (FlowPrefill, feasible set) within `{turns}` and by
-{moved[feasible]} within `{feasible}`; the search's precision is 1.5%. Near the goodput hardly an instance is idle, and
-what one cannot serve in time the others mostly cannot either: where a request goes when it comes is what counts. A rule
-that also moves whatever would end sooner elsewhere made up to 120 times as many moves, and attained the same within 0.7
-points (2000 requests, seeds 0 and 1, 44 and 64 req/s; not in the tables).
+{moved[feasible]} within `{feasible}`; the search's precision is 1.5%. FlowPrefill gains most where requests came by
+turns: moving makes up for most of what feasible routing is ahead by. With the feasible set the gain is within the
+precision. A rule that also moves whatever would end sooner elsewhere made up to 120 times as many moves with it,
+and attained the same within 0.7 points (2000 requests, seeds 0 and 1, 44 and 64 req/s; not in the tables).
 """
 
 

@@ -17,6 +17,7 @@ from rich.text import Text
 from flowsim.bound import BATCHINGS, Bound, on_time_bound
 from flowsim.config import Setup
 from flowsim.explain import CAUSES, LOST, Miss, explain, misses_by_cause
+from flowsim.keep import need_all
 from flowsim.metrics import Result
 from flowsim.pool import Pool
 from flowsim.report.plots import Report
@@ -38,6 +39,7 @@ class UpperBound:
         """Runs the policy and finds the bounds; returns how many requests finished."""
         if not isinstance(setup.requests, Sequence):
             raise ValueError("task=bound: a closed loop's arrivals depend on the schedule; give it a fixed workload")
+        need_all(setup.keep, "task=bound")
         pool = setup.cluster
         if not isinstance(pool, Pool):
             raise ValueError(f"task=bound: the bound is of one pool of equal instances, not of {', '.join(pool.pools)}")
@@ -87,6 +89,7 @@ class Explain:
     def __call__(self, setup: Setup, *, title: str, report: Report, folder: Path, quiet: bool) -> int:
         """Explains a run; returns how many of its requests finished."""
         if self.run is None:
+            need_all(setup.keep, "task=explain")
             result = simulated(setup, title=title, report=report, folder=folder, quiet=quiet)
             predicted_s = _predicted_s(setup)
         else:

@@ -2,53 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-
-from flowsim.log import Columns
-from flowsim.summary import statistics
 
 __all__ = ["ATTAINED", "class_table"]
 
 ATTAINED = 3  # the column
 _FRONT = ("class", "requests", "SLO s", "attained")
+_FIGURES = ("attainment", "joint_attainment", "ttft_s", "tbt_mean_s")
 _TTFT = ("TTFT mean", "p50", "p90", "p99 s")
 _DECODED = ("TTFT p50", "p99 s", "TBT p50", "p99 s", "joint")
 
 
-def class_table(requests: Columns, figures: Mapping[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """The header, and a row per class and one for all, over the requests that are measured.
+def class_table(figures: Mapping[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
+    """The header, and a row per class and one for all, over the requests that are measured; `figures` are the summary.
 
     Where tokens were decoded, the TBT of a request is their mean, and `joint` the share of requests that met both SLOs.
-
-    Args:
-        requests: the result's table.
-        figures: its summary.
     """
-    measured = {name: cells[requests["measured"]] for name, cells in requests.items()}
+    columns = _TTFT if figures["decode"] is None else _DECODED
     rows = []
     for name in figures["ttft_s_by_class"]:
-        chosen = measured["slo_class"] == name
-        shares = [figures[f"{of}attainment_by_class"][name] for of in ("", "joint_")]
-        of_class = {name: cells[chosen] for name, cells in measured.items()}
-        rows.append([name, *_cells(of_class, _slos(of_class["ttft_slo_s"]), *shares)])
-    rows.append(["all", *_cells(measured, "", figures["attainment"], figures["joint_attainment"])])
-    return (*_FRONT, *(_DECODED if "tbt_mean_s" in measured else _TTFT), "paused"), rows
+        of_class = {key: figures[f"{key}_by_class"][name] for key in (*_FIGURES, "measured", "paused")}
+        rows.append([name, *_cells(of_class, _slos(figures["ttft_slo_s_by_class"][name]), columns)])
+    of_all = {key: figures[key] for key in (*_FIGURES, "measured")}
+    of_all["paused"] = sum(figures["paused_by_class"].values())
+    rows.append(["all", *_cells(of_all, "", columns)])
+    return (*_FRONT, *columns, "paused"), rows
 
 
-def _cells(requests: Columns, slo: str, attained: float | None, joint: float | None) -> list[str]:
+def _cells(figures: Mapping[str, Any], slo: str, columns: tuple[str, ...]) -> list[str]:
     """The row of some requests, behind its name."""
-    ttft_s = statistics(requests["ttft_s"])
-    if "tbt_mean_s" in requests:
-        tbt_s = statistics(requests["tbt_mean_s"])
-        figures = [_seconds(times_s[name]) for times_s in (ttft_s, tbt_s) for name in ("p50", "p99")] + [_share(joint)]
+    ttft_s, tbt_s = figures["ttft_s"], figures["tbt_mean_s"]
+    if columns is _DECODED:
+        times = [_seconds(of_all[name]) for of_all in (ttft_s, tbt_s) for name in ("p50", "p99")]
+        times.append(_share(figures["joint_attainment"]))
     else:
-        figures = [_seconds(seconds) for seconds in ttft_s.values()]
-    paused = int((requests["suspended_s"] > 0.0).sum())
-    return [str(len(requests["id"])), slo, _share(attained), *figures, str(paused)]
+        times = [_seconds(seconds) for seconds in ttft_s.values()]
+    return [str(figures["measured"]), slo, _share(figures["attainment"]), *times, str(figures["paused"])]
 
 
 def _share(share: float | None) -> str:
@@ -59,10 +49,9 @@ def _seconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.3f}"
 
 
-def _slos(slos_s: npt.NDArray[np.float64]) -> str:
+def _slos(ends_s: Sequence[float] | None) -> str:
     """The SLO of a class, or the range of its requests' SLOs."""
-    finite_s = sorted(set(slos_s[np.isfinite(slos_s)].tolist()))
-    if not finite_s:
+    if ends_s is None:
         return "none"
-    ends_s = finite_s[:1] if len(finite_s) == 1 else [finite_s[0], finite_s[-1]]
-    return "-".join(f"{slo_s:.2g}" if len(ends_s) > 1 else f"{slo_s:.3g}" for slo_s in ends_s)
+    low_s, high_s = ends_s
+    return f"{low_s:.3g}" if low_s == high_s else f"{low_s:.2g}-{high_s:.2g}"

@@ -34,6 +34,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from flowsim.core import Request
+from flowsim.keep import ALL
 from flowsim.latency import LatencyModel, Predictor
 from flowsim.load import offered_load
 from flowsim.metrics import Result
@@ -48,7 +49,7 @@ from flowsim.source import Source
 
 __all__ = ["CONF", "ConfigError", "Setup", "build", "check", "compose", "explain", "make", "normalised"]
 
-TYPES = {"model": str, "tp": int, "seed": int, "strict": bool, "quiet": bool, "fail_on_empty": bool}
+TYPES = {"model": str, "keep": str, "tp": int, "seed": int, "strict": bool, "quiet": bool, "fail_on_empty": bool}
 LAUNCHERS = {"joblib": "joblib", "submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray-launcher"}
 TYPES |= {"horizon_s": float, "warmup_s": float, "cooldown_s": float}
 GROUPS = ("policy", "workload", "predictor", "cluster", "router", "task", "report")
@@ -112,6 +113,7 @@ class Setup:
     horizon_s: float
     warmup_s: float
     cooldown_s: float
+    keep: str = ALL
 
     def run(
         self, progress: Callable[[int, float], None] | None = None, stop: Callable[[], bool] | None = None
@@ -129,6 +131,7 @@ class Setup:
             horizon_s=self.horizon_s,
             warmup_s=self.warmup_s,
             cooldown_s=self.cooldown_s,
+            keep=self.keep,
             progress=progress,
             stop=stop,
         )
@@ -194,6 +197,7 @@ def build(config: DictConfig, objects: Mapping[str, Any] | None = None) -> Setup
         horizon_s=config.horizon_s,
         warmup_s=config.warmup_s,
         cooldown_s=config.cooldown_s,
+        keep=config.keep,
     )
 
 

@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Columns", "Ended", "Log", "Table"]
+__all__ = ["Cells", "Columns", "Ended", "Log", "Table"]
 
 Columns = dict[str, npt.NDArray[Any]]
 """A table read: column names to arrays of one length."""
+
+Cells = npt.NDArray[np.float64]
+"""Rows packed: a row each, a number for each column."""
 
 
 class Ended(enum.Enum):
@@ -36,25 +39,30 @@ class Table:
 
     `add` appends a row, a tuple with a number for each column. `pack` turns what was added into an array, where a
     row costs 8 bytes a column: a tenth of what its objects cost, for a fifth of the time of packing each row alone.
+    `kept` is given each array, and answers those of its rows that the table is to keep: all, if nobody replaces it.
     """
 
-    __slots__ = ("_blocks", "_packed", "_rows", "add", "columns")
+    __slots__ = ("_blocks", "_packed", "_rows", "add", "columns", "kept")
 
     def __init__(self, *columns: str) -> None:
         self.columns = columns
+        self.kept: Callable[[Cells], Cells] = _all
         self._blocks = [np.empty((0, len(columns)))]
         self._packed = 0
         self._rows: list[tuple[float, ...]] = []
         self.add: Callable[[tuple[float, ...]], None] = self._rows.append
 
     def __len__(self) -> int:
+        """Rows added, whether kept or not."""
         return self._packed + len(self._rows)
 
     def pack(self) -> None:
         """Packs the rows added since the last time."""
+        if not self._rows:
+            return
         shape = (len(self._rows), len(self.columns))
         cells = np.fromiter(chain.from_iterable(self._rows), dtype=np.float64, count=shape[0] * shape[1])
-        self._blocks.append(cells.reshape(shape))
+        self._blocks.append(self.kept(cells.reshape(shape)))
         self._packed += len(self._rows)
         self._rows.clear()
 
@@ -63,6 +71,10 @@ class Table:
         self.pack()
         place = self.columns.index(name)
         return np.concatenate([block[:, place] for block in self._blocks])
+
+
+def _all(cells: Cells) -> Cells:
+    return cells
 
 
 class Log:
@@ -101,6 +113,6 @@ class Log:
         return first
 
     def pack(self) -> None:
-        """Packs what the tables hold, so that a long run stays small."""
-        for table in (self.requests, self.segments, self.batches, self.preemptions, self.kv, self.steps, self.tokens):
+        """Packs what the tables hold, so that a long run stays small; batches before the segments that they run in."""
+        for table in (self.requests, self.batches, self.segments, self.preemptions, self.kv, self.steps, self.tokens):
             table.pack()

@@ -12,6 +12,7 @@ import simpy
 
 from flowsim.cluster import Fleet
 from flowsim.core import PolicyError, Request
+from flowsim.keep import ALL, Keeper
 from flowsim.latency import Exact, LatencyModel, Predictor
 from flowsim.log import Log
 from flowsim.metrics import Result
@@ -40,6 +41,7 @@ def simulate(
     horizon_s: float = math.inf,
     warmup_s: float = 0.0,
     cooldown_s: float = 0.0,
+    keep: str = ALL,
     progress: Callable[[int, float], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Result:
@@ -60,6 +62,8 @@ def simulate(
             `unfinished`, and missed; those that would arrive later are no part of the result.
         warmup_s, cooldown_s: requests that arrive in the first or last so many seconds of the arrivals run like all
             others, and are left out of the summary's figures on requests (`measured` is False).
+        keep: what the result keeps: `all` tables; the table `requests`; a `sample` of requests with their batches and
+            segments; or the `summary` alone, whose figures are of all requests with each (`docs/results.md`).
         progress: called now and then with the number of requests that have ended, and the simulated second.
         stop: asked as often; True ends the run there and then, as a horizon would. `run["partial"]` of its result is
             True.
@@ -78,6 +82,7 @@ def simulate(
         _check_requests(requests)
     began_s = perf_counter()
     env, log = simpy.Environment(), Log()
+    keeper = Keeper(log, keep, len(requests), seed)
     count = _Count()
     fleet = Fleet(
         env,
@@ -124,6 +129,7 @@ def simulate(
         cooldown_s=cooldown_s,
         partial=count.count < len(requests) and math.inf > env.peek() <= horizon_s,
         simulation_wall_s=perf_counter() - began_s,
+        keeper=keeper,
     )
 
 

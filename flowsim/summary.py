@@ -11,22 +11,31 @@ import numpy.typing as npt
 
 from flowsim.core import Outcome, Reason
 from flowsim.log import Columns
+from flowsim.totals import Totals
 
 __all__ = ["attainment", "gpu_words", "statistics", "summarise"]
 
 Array = npt.NDArray[Any]
 
 
-def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str, Any]:
-    """Every figure of `summary.json`; None where a figure has nothing to be computed from."""
-    everyone, segments = tables["requests"], tables["segments"]
-    requests = {name: cells[everyone["measured"]] for name, cells in everyone.items()}
+def summarise(tables: Mapping[str, Columns], totals: Totals, run: Mapping[str, Any]) -> dict[str, Any]:
+    """Every figure of `summary.json`; None where a figure has nothing to be computed from.
+
+    Args:
+        tables: `requests`, and those of `steps` and `failures` that there are.
+        totals: of the tables of events.
+        run: the figures of the run as a whole.
+    """
+    everyone = tables["requests"]
+    requests = everyone
+    if not everyone["measured"].all():
+        requests = {name: cells[everyone["measured"]] for name, cells in everyone.items()}
     classes = sorted(set(requests["slo_class"].tolist()))
     by_class = {name: requests["slo_class"] == name for name in classes}
     n = len(everyone["id"])
     waited_s = requests["queued_s"] + requests["suspended_s"]
-    busy_s = float(_busy_s(segments).sum())
-    simulated_s = _last(everyone["finish_s"], segments["end_s"])
+    busy_s = float(totals.busy_s.sum())
+    simulated_s = _last(everyone["finish_s"], totals.last_end_s)
     return {
         "requests": n,
         "measured": int(everyone["measured"].sum()),
@@ -40,6 +49,7 @@ def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str
         "ttft_s": statistics(requests["ttft_s"]),
         "ttft_s_by_class": {name: statistics(requests["ttft_s"][rows]) for name, rows in by_class.items()},
         "tbt_mean_s": _statistics_of(requests, "tbt_mean_s"),
+        "tbt_mean_s_by_class": {name: _statistics_of(requests, "tbt_mean_s", rows) for name, rows in by_class.items()},
         "tbt_p99_s": _statistics_of(requests, "tbt_p99_s"),
         "tbt_max_s": _statistics_of(requests, "tbt_max_s"),
         "tbt_attainment": attainment(requests, of="tbt"),
@@ -47,14 +57,17 @@ def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str
         "joint_attainment": attainment(requests, of="joint"),
         "joint_attainment_by_class": {name: attainment(requests, rows, of="joint") for name, rows in by_class.items()},
         "decode": _decode(requests, tables, simulated_s),
+        "measured_by_class": {name: int(rows.sum()) for name, rows in by_class.items()},
+        "paused_by_class": {name: int((requests["suspended_s"][rows] > 0.0).sum()) for name, rows in by_class.items()},
+        "ttft_slo_s_by_class": {name: _ends(requests["ttft_slo_s"][rows]) for name, rows in by_class.items()},
         "longest_wait_s_by_class": {name: _largest(waited_s[rows]) for name, rows in by_class.items()},
         "suspended_s": statistics(requests["suspended_s"], largest=True),
-        "preemptions": _preemptions(tables["preemptions"], n),
-        "batches": _batches(tables["batches"]),
+        "preemptions": _preemptions(totals, n),
+        "batches": {"count": totals.batches, "multi": totals.multi, "requests_in_multi": totals.requests_in_multi},
         "gpus": sum(_gpus(pool) for pool in run["pools"].values()),
         "utilisation": busy_s / (run["instances"] * simulated_s) if simulated_s else 0.0,
-        "utilisation_by_instance": _utilisation(segments, run["instances"], simulated_s),
-        "pools": {name: _pool(pool, requests, segments, simulated_s) for name, pool in run["pools"].items()},
+        "utilisation_by_instance": _utilisation(totals, run["instances"], simulated_s),
+        "pools": {name: _pool(pool, requests, totals, simulated_s) for name, pool in run["pools"].items()},
         "scheduler": {
             "decisions": run["decisions"],
             "wall_s": run["scheduler_wall_s"],
@@ -62,6 +75,7 @@ def summarise(tables: Mapping[str, Columns], run: Mapping[str, Any]) -> dict[str
         },
         "rejected": int((requests["outcome"] == Outcome.REJECTED.value).sum()),
         "rejected_by_reason": {one.value: int((requests["reason"] == one.value).sum()) for one in Reason},
+        "finished": int((everyone["outcome"] == Outcome.FINISHED.value).sum()),
         "unfinished": int((requests["outcome"] == Outcome.UNFINISHED.value).sum()),
         "failures": _failures(tables),
         "migrations": _migrations(tables, requests),
@@ -110,8 +124,9 @@ def statistics(values_s: Array, *, largest: bool = False) -> dict[str, float | N
     return dict(zip(names, map(float, figures), strict=True))
 
 
-def _statistics_of(requests: Columns, name: str) -> dict[str, float | None]:
-    return statistics(requests.get(name, np.empty(0)))
+def _statistics_of(requests: Columns, name: str, rows: Array | slice = slice(None)) -> dict[str, float | None]:
+    """Of a column that only runs with decodes have, or of nothing."""
+    return statistics(requests[name][rows] if name in requests else np.empty(0))
 
 
 def _decode(requests: Columns, tables: Mapping[str, Columns], simulated_s: float) -> dict[str, Any] | None:
@@ -132,10 +147,10 @@ def _decode(requests: Columns, tables: Mapping[str, Columns], simulated_s: float
     }
 
 
-def _pool(pool: Mapping[str, Any], requests: Columns, segments: Columns, simulated_s: float) -> dict[str, Any]:
+def _pool(pool: Mapping[str, Any], requests: Columns, totals: Totals, simulated_s: float) -> dict[str, Any]:
     """A pool's own figures: of the requests that were sent to it, and of its GPUs."""
     (first, last), rows = pool["instances"], _sent_to(pool, requests)
-    busy_s = _busy_s(segments)[(segments["instance"] >= first) & (segments["instance"] <= last)]
+    busy_s = totals.busy_s[first : last + 1]
     return {
         "instances": last - first + 1,
         "gpus": _gpus(pool),
@@ -195,32 +210,26 @@ def _left_out(requests: Columns, run: Mapping[str, Any]) -> dict[str, int]:
     return {"warmup": int(warmup.sum()), "cooldown": int(cooldown.sum()), "after_horizon": run["after_horizon"]}
 
 
-def _preemptions(table: Columns, requests: int) -> dict[str, Any]:
-    count = len(table["paused"])
+def _preemptions(totals: Totals, requests: int) -> dict[str, Any]:
+    blocking_s = totals.blocking_s
     return {
-        "count": count,
-        "paused": int(table["paused"].sum()),
-        "per_request": count / requests if requests else None,
-        "blocking_s": statistics(table["stopped_s"] - table["flagged_s"], largest=True),
+        "count": len(blocking_s),
+        "paused": totals.paused,
+        "per_request": len(blocking_s) / requests if requests else None,
+        "blocking_s": statistics(blocking_s, largest=True),
     }
 
 
-def _batches(table: Columns) -> dict[str, int]:
-    members = np.bincount(table["batch"]) if len(table["batch"]) else np.zeros(0, dtype=np.int64)
-    multi = members[members > 1]
-    return {"count": len(members), "multi": len(multi), "requests_in_multi": int(multi.sum())}
-
-
-def _busy_s(segments: Columns) -> Array:
-    """Seconds for which each segment kept its instance's GPUs, taking over and meeting at its stop included."""
-    busy_s: Array = segments["end_s"] - segments["start_s"] + segments["switch_s"] + segments["barrier_s"]
-    return busy_s
-
-
-def _utilisation(segments: Columns, instances: int, simulated_s: float) -> list[float]:
+def _utilisation(totals: Totals, instances: int, simulated_s: float) -> list[float]:
     """The busy share of each instance, and so of each of its GPUs: a group's ranks start and stop together."""
-    busy_s = np.bincount(segments["instance"], weights=_busy_s(segments), minlength=instances)
-    return [float(share) for share in busy_s / simulated_s] if simulated_s else [0.0] * instances
+    busy_s = totals.busy_s.tolist() + [0.0] * (instances - len(totals.busy_s))
+    return [share / simulated_s if simulated_s else 0.0 for share in busy_s]
+
+
+def _ends(slos_s: Array) -> list[float] | None:
+    """The smallest and the largest finite SLO."""
+    finite_s = slos_s[np.isfinite(slos_s)]
+    return [float(finite_s.min()), float(finite_s.max())] if len(finite_s) else None
 
 
 def _largest(values_s: Array) -> float | None:
@@ -228,8 +237,6 @@ def _largest(values_s: Array) -> float | None:
     return float(values_s.max()) if len(values_s) else None
 
 
-def _last(*columns_s: Array) -> float:
-    """The latest time in any of the columns; 0 where there is none."""
-    times_s = np.concatenate(columns_s)
-    times_s = times_s[~np.isnan(times_s)]
-    return float(times_s.max()) if len(times_s) else 0.0
+def _last(times_s: Array, last_s: float) -> float:
+    """The latest of some times, but no earlier than another; NaN are none."""
+    return max(last_s, _largest(times_s) or 0.0)

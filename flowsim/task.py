@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 
 from flowsim.config import Setup
-from flowsim.core import Outcome
+from flowsim.keep import need_all
 from flowsim.metrics import Result
 from flowsim.pool import HERE, Cluster
-from flowsim.report.plots import Report, draw_workload
+from flowsim.report.plots import NoReport, Report, draw_workload
 from flowsim.report.terminal import RunProgress, class_table, header, interruptible
 from flowsim.workload import describe, write_trace
 
@@ -35,8 +35,11 @@ def simulated(setup: Setup, *, title: str, report: Report, folder: Path, quiet: 
     """One run, its files and its report written, its table shown.
 
     Raises:
+        ValueError: the report needs tables that the run would not keep.
         KeyboardInterrupt: Ctrl-C was pressed; what the run did until then is written, and marked as partial.
     """
+    if not isinstance(report, NoReport):
+        need_all(setup.keep, f"report={type(report).__name__.lower()}")
     capacity = capacity_words(Cluster.of(setup.cluster))
     with interruptible() as stop:
         if quiet:
@@ -64,7 +67,8 @@ def simulated(setup: Setup, *, title: str, report: Report, folder: Path, quiet: 
 
 def finished(result: Result) -> int:
     """How many requests finished."""
-    return int((result.tables["requests"]["outcome"] == Outcome.FINISHED.value).sum())
+    count: int = result.summary()["finished"]
+    return count
 
 
 class Export:

@@ -27,7 +27,8 @@ SUMMARY_KEYS = {
     "simulated_s", "simulation_wall_s", "events_per_request", "extrapolated", "measured", "left_out", "gpus",
     "rejected_by_reason", "utilisation_by_instance", "suspended_s", "longest_wait_s_by_class",
     "partial", "tbt_mean_s", "tbt_p99_s", "tbt_max_s", "tbt_attainment", "tbt_attainment_by_class", "joint_attainment",
-    "joint_attainment_by_class", "decode", "pools", "failures",
+    "joint_attainment_by_class", "decode", "pools", "failures", "migrations", "finished", "measured_by_class",
+    "paused_by_class", "ttft_slo_s_by_class", "tbt_mean_s_by_class",
 }  # fmt: skip
 
 

@@ -142,6 +142,8 @@ def test_each_trouble_is_told_in_the_words_of_its_page(asked, said, tmp_path):
 def test_each_module_that_a_page_runs_exists(page, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     for module in set(re.findall(r"python -m ((?:experiments|flowsim)[\w.]*)", page.read_text(encoding="utf-8"))):
+        if module == "experiments.NAME":  # any of them
+            continue
         assert importlib.util.find_spec(module.rstrip(".")) is not None, module
 
 

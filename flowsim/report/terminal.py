@@ -136,7 +136,7 @@ def header(title: str, requests: int, load: float | None, capacity: str = "capac
 def class_table(result: Result, title: str) -> Table:
     """Attainment, TTFT and TBT by class, all requests last; of the requests that are measured."""
     figures = result.summary()
-    header, rows = by_class.class_table(result.tables["requests"], figures)
+    header, rows = by_class.class_table(figures)
     shares = [*figures["attainment_by_class"].values(), figures["attainment"]]
     table = Table(
         title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=0, pad_edge=False
