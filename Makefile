@@ -60,4 +60,5 @@ bench: ## speed beside SimPy's own, growth, clusters that decode, a search, star
 	$(PYTHON) -m benchmarks.serving
 	$(PYTHON) -m benchmarks.search
 	$(PYTHON) -m benchmarks.startup
+	$(PYTHON) -m benchmarks.sweep
 	$(if $(PEER_PYTHON),$(PYTHON) -m benchmarks.peers --peer-python $(PEER_PYTHON))

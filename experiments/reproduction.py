@@ -20,6 +20,7 @@ from flowsim.report.plots import save
 NAMES = (
     "attainment_by_rate",
     "goodput_by_model",
+    "relative_slos",
     "strictest_slo",
     "chunk_size",
     "blocking",

@@ -99,19 +99,38 @@ def read_runs(path: Path) -> list[Run]:
     """The runs of a file of per-request timestamps, in its order.
 
     Raises:
-        ValueError: a column that is missing.
+        ValueError: a file or a row that cannot be read, a column that is missing.
     """
     content = path.read_bytes()
-    text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+    try:
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from error
     rows = list(csv.DictReader(text.splitlines()))
+    if not rows:
+        raise ValueError(f"{path}: no requests")
     needed = ("prompt_tokens", "output_tokens", "arrival_s", "first_token_s", "last_token_s")
-    missing = [name for name in needed if not rows or name not in rows[0]]
+    missing = [name for name in needed if name not in rows[0]]
     if missing:
-        raise ValueError(f"{path}: no column {', '.join(missing)}")
+        raise ValueError(f"{path}: no column {', '.join(missing)}; it has {', '.join(rows[0])}")
+    for number, row in enumerate(rows, start=2):
+        _check_row(f"{path}, line {number}", row, needed)
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in rows:
         groups.setdefault(tuple(row.get(key, "") for key in ("gpu", "model", "tp", "dp")), []).append(row)
     return [_run(key, sorted(group, key=lambda row: float(row["arrival_s"]))) for key, group in groups.items()]
+
+
+def _check_row(where: str, row: dict[str, str], needed: Sequence[str]) -> None:
+    for name in needed:
+        kind, least = (int, 1) if name.endswith("_tokens") else (float, -math.inf)
+        try:
+            fits = least <= kind(row[name]) < math.inf
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            allowed = "a whole number of at least 1" if kind is int else "a number of seconds"
+            raise ValueError(f"{where}: {name} is {row[name]!r}; it must be {allowed}")
 
 
 def _run(key: tuple[str, ...], rows: Sequence[dict[str, str]]) -> Run:
@@ -143,10 +162,14 @@ def with_prefixes(requests: Sequence[Request], path: Path, workload: str) -> tup
     """Requests whose prompts share leading blocks as a table of hits of an infinite cache says.
 
     Raises:
-        ValueError: a workload that the table has not, or one of other prompts.
+        ValueError: a column that is missing, a workload that the table has not, or one of other prompts.
     """
     with path.open(encoding="utf-8") as file:
         table = list(csv.DictReader(file))
+    needed = ("workload", "request", "prompt_tokens", "prefix_hit_tokens_infinite_cache", "donor_request")
+    missing = [name for name in needed if not table or name not in table[0]]
+    if missing:
+        raise ValueError(f"{path}: no column {', '.join(missing)}")
     rows = {int(row["request"]): row for row in table if row["workload"] == workload}
     if not rows:
         raise ValueError(f"{path}: no workload {workload!r}; it has {sorted({row['workload'] for row in table})}")
@@ -174,7 +197,7 @@ def replay(run: Run, engine: Engine) -> Result:
         pool,
         instances=run.ranks,
         max_sequences=engine.max_num_seqs,
-        kv_blocks=engine.kv_tokens // pool.block_tokens if engine.kv_tokens else None,
+        kv_blocks=None if engine.kv_tokens is None else engine.kv_tokens // pool.block_tokens,
         collective=engine.exchange if run.ranks > 1 else engine.link,
         expert_parallel=run.ranks > 1,
     )
@@ -297,6 +320,8 @@ def prepared(run: Run, options: argparse.Namespace) -> Run:
 
 def engine_of(options: argparse.Namespace) -> Engine:
     """The engine's arguments as given."""
+    if options.kv_tokens is not None and options.kv_tokens < BLOCK_TOKENS:
+        raise ValueError(f"--kv-tokens is {options.kv_tokens}; it must be at least {BLOCK_TOKENS}, one block")
     engine = Engine(max_num_seqs=options.max_num_seqs, kv_tokens=options.kv_tokens)
     if options.link_latency_us is None and options.link_gbps is None:
         return engine
@@ -320,12 +345,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(table_of(found[run.name]))
             if as_published(options):
                 missed += [f"{run.name}: {text}" for text in exceeded(run, found[run.name])]
+        if options.json is not None:
+            content = found if len(found) > 1 else next(iter(found.values()))
+            options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
-    if options.json is not None:
-        content = found if len(found) > 1 else next(iter(found.values()))
-        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     for text in missed:
         print(text, file=sys.stderr)
     return 1 if missed else 0

@@ -49,8 +49,9 @@ def batch_breach(batch: Batch, view: InstanceView) -> Breach | None:
     """A new batch that may not start now."""
     if batch.number >= 0:
         return Breach(f"chose batch {batch.number}, which has ended", "a suspended batch or a new one")
+    decoding = view.decodes
     for job in batch.decodes:
-        if view.decodes.get(job.id) is not job and not (job in view.waiting and not job.left_tokens):
+        if decoding.get(job.id) is not job and not (job in view.waiting and not job.left_tokens):
             allowed = "jobs of view.decoding, or of view.waiting with no tokens left, once each"
             return Breach(f"decodes request {job.id}, which has no KV here to decode from", allowed)
     waiting, parts = view.waiting, batch.parts
@@ -60,7 +61,7 @@ def batch_breach(batch: Batch, view: InstanceView) -> Breach | None:
         if not 1 <= new <= job.left_tokens:
             return Breach(f"gave request {job.id} {new} tokens", f"1 to {job.left_tokens}, what is left of its prompt")
     members = len(parts) + len(batch.decodes)
-    if members > 1 and len({job.id for job, _ in parts} | {job.id for job in batch.decodes}) < members:
+    if members > 1 and len({job for job, _ in parts}.union(batch.decodes)) < members:
         return Breach(f"chose a request twice, in {batch!r:.80}", "jobs of view.waiting, once each")
     if view.fits(parts, batch.decodes):
         return None

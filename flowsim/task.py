@@ -141,7 +141,7 @@ def notes(figures: dict[str, Any], capacity: str) -> list[str]:
         failures = figures["failures"]
         lines.append(
             f"failures: {failures['count']}, down for {failures['down_s']:g} s in all; {failures['requeued']} requests "
-            f"requeued, {failures['recomputed_tokens']} prompt tokens recomputed"
+            f"requeued, {failures['recomputed_tokens']} tokens recomputed"
         )
     if not figures["measured"]:
         lines.append("no request is left to measure: warmup_s and cooldown_s leave out all of them")

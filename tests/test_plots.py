@@ -118,6 +118,19 @@ def test_one_row_per_point_brings_its_own_interval():
     assert lengths == pytest.approx([0.15] * 4)
 
 
+@pytest.mark.parametrize("letters", [30, 60])
+def test_long_names_and_a_long_title_stay_within_a_column_and_leave_the_axes_their_height(letters):
+    names = [f"{number} of Llama3-70B at TP 4, hopeless requests refused, with poly3"[:letters] for number in range(4)]
+    long = pd.concat(table(seeds=1).assign(policy=name) for name in names)
+    figure = plots.attainment(long, title="A title that is longer than one column of a paper is wide, by some")
+    with plots.style():
+        figure.draw_without_rendering()
+    box, width = figure.legends[0].get_window_extent(), figure.get_figwidth() * figure.dpi
+    assert 0 <= box.x0 < box.x1 <= width
+    height = figure.axes[0].get_position().height * figure.get_figheight()
+    assert height > plots.COLUMN_IN / 3
+
+
 def test_an_interval_wider_than_the_axis_leaves_the_figure_whole():
     wild = pd.DataFrame({"policy": "x", "rate_rps": [1, 1, 2, 2], "attainment": [0.2, 0.9, 0.1, 0.8]})
     figure = plots.attainment(wild)  # two seeds: the 95 % interval is some thirteen standard errors long

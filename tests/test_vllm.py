@@ -102,3 +102,43 @@ def test_prompts_that_share_prefixes_compute_less(capsys):
 def test_a_mistake_is_named(options, said, capsys):
     assert validate_vllm.main(options) == 2
     assert said in capsys.readouterr().err
+
+
+HEADER = "prompt_tokens,output_tokens,arrival_s,first_token_s,last_token_s"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (
+            "a.csv",
+            f"{HEADER}\n10,5,0.0,0.1,0.5\nten,5,0.1,0.2,0.6\n",
+            "a.csv, line 3: prompt_tokens is 'ten'; it must be a",
+        ),
+        ("a.csv", f"{HEADER}\n10,0,0.0,0.1,0.5\n", "a.csv, line 2: output_tokens is '0'; it must be a whole number"),
+        ("a.csv", f"{HEADER}\n10,5,0.0,,0.5\n", "a.csv, line 2: first_token_s is ''; it must be a number of seconds"),
+        ("a.csv", "prompt,output\n10,5\n", "a.csv: no column prompt_tokens, output_tokens"),
+        ("a.csv", HEADER, "a.csv: no requests"),
+        ("a.csv.gz", HEADER, "a.csv.gz: Not a gzipped file"),
+    ],
+)
+def test_a_file_that_is_no_run_is_named_with_its_line(tmp_path, capsys, name, content, said):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    assert validate_vllm.main(["--requests", str(tmp_path / name)]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--kv-tokens", "0"], "--kv-tokens is 0; it must be at least 16"),
+        (["--prefix-hits", "run.csv", "--prefix-workload", "any"], "run.csv: no column workload, request"),
+        (["--json", "nowhere/out.json"], "nowhere/out.json"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(tmp_path, monkeypatch, capsys, options, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.csv").write_text(f"{HEADER}\n10,5,0.0,0.1,0.5\n", encoding="utf-8")
+    command = ["--requests", "run.csv", "--model", "llama3-8b", "--gpu", "rtx4090"]
+    assert validate_vllm.main([*command, *options]) == 2
+    assert said in capsys.readouterr().err

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import wraps
 from math import ceil
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from flowsim.names import unknown
@@ -133,14 +134,20 @@ def figure_of(width_in: float, aspect: float, title: str = "") -> Figure:
 
 
 def legend_above(figure: Figure, title: str = "") -> None:
-    """The legend of the first axes in rows above all of them, under the title; the figure grows by its height."""
-    handles, names = figure.axes[0].get_legend_handles_labels()
-    if not names:
+    """The legend of the first axes in rows above all of them, under the title; the figure grows by its height.
+
+    A name or a title wider than the figure goes on in the next line.
+    """
+    handles, given = figure.axes[0].get_legend_handles_labels()
+    if not given:
         return
+    letters = int(figure.get_figwidth() * 13)  # of small type in a line
+    names = ["\n".join(fill(line, letters - 3) for line in name.split("\n")) for name in given]
+    title = fill(title, letters)
     widest = max(len(line) for name in names for line in name.split("\n"))
     room = max(1, int(figure.get_figwidth() * 15 / (widest + 8)))
     rows = ceil(len(names) / room)
-    lines_high = rows * max(name.count("\n") + 1 for name in names) + bool(title)
+    lines_high = rows * max(name.count("\n") + 1 for name in names) + len(title.splitlines())
     figure.set_figheight(figure.get_figheight() + 0.15 * lines_high)
     figure.legend(
         handles, names, loc="outside upper center", ncols=ceil(len(names) / rows), columnspacing=1.2,
