@@ -6,6 +6,7 @@ It must not know what the points are for.
 from __future__ import annotations
 
 import itertools
+import signal
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -144,7 +145,8 @@ class Workers:
     def _parallel(self, points: Iterator[Point]) -> Generator[Record, None, None]:
         """Hands out points, several at once where they are short; joblib says nothing of those that are cut short."""
         runs = (joblib.delayed(run_point)(point) for point in points)
-        with joblib.parallel_config(backend=self.backend, n_jobs=self.jobs):  # Dask's takes no other way
+        own = {"initializer": _heed_no_interrupt} if self.backend == "loky" else {}
+        with joblib.parallel_config(backend=self.backend, n_jobs=self.jobs, **own):  # Dask's takes no other way
             if self.backend == "ray":  # it answers only when all that it was given is done
                 records = _rounds(joblib.Parallel(), runs, ROUND * joblib.effective_n_jobs(self.jobs))
             else:
@@ -155,6 +157,11 @@ class Workers:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 records.close()
+
+
+def _heed_no_interrupt() -> None:
+    """Ctrl-C reaches the workers too: it is for the study, which ends them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _rounds(parallel: Any, runs: Iterator[Any], size: int) -> Generator[Record, None, None]:
