@@ -53,7 +53,8 @@ def elsewhere(command: str) -> bool:
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     arguments = shlex.split(command)[1:]
     is_run = arguments[1] == "flowsim" and not {"--help", "--cfg", "--hydra-help"} & set(arguments)
-    small = [SMALL] if is_run and not any("num_requests" in one or "duration_s" in one for one in arguments) else []
+    sized = ("num_requests", "duration_s", "stress_mixed")  # the last has a size of its own
+    small = [SMALL] if is_run and not any(one in argument for argument in arguments for one in sized) else []
     return subprocess.run(
         [sys.executable, *arguments, *small],
         cwd=folder,
