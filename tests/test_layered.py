@@ -19,7 +19,7 @@ from flowsim.core import Batch, Part, PolicyError
 from flowsim.explain import explain, misses_by_cause
 from flowsim.latency import NO_DECODES, Decodes
 from flowsim.layered import LayerGroups
-from flowsim.pool import Cluster, Failure, Pool
+from flowsim.pool import Cluster, Failure, Link, Pool
 from flowsim.profile import Dense, Terms
 from flowsim.report.series import waiting
 from flowsim.testing import make_job, make_view
@@ -28,6 +28,7 @@ from flowsim.tokens import token_times_s
 MOE = LatencyModel(load_profile("qwen3-30b-a3b", "h100"))
 DENSE = LatencyModel(load_profile("llama3-8b", "rtxpro6000"))  # with mixed attention of its own
 EVER = (1, 10**9)
+LINK = Link(latency_s=1e-5, bytes_per_s=1e11)
 
 
 def layered(order: str = "arrival", **batching: int) -> ComposedPolicy:
@@ -366,7 +367,7 @@ def test_decodes_alone_go_through_all_layers():
 def test_ranks_that_share_experts_refuse_steps_whose_layers_differ():
     requests = [Request(id=0, arrival_s=0.0, prompt_tokens=700, output_tokens=2)]
     with pytest.raises(PolicyError, match="expert_parallel=false"):
-        served(requests, MOE, policy=layered(), instances=2, expert_parallel=True)
+        served(requests, MOE, policy=layered(), instances=2, expert_parallel=True, collective=LINK)
 
 
 @pytest.mark.parametrize("batching", [{"tokens": 0}, {"group_tokens": 0}, {"group_tokens": 1.5}])
@@ -383,7 +384,9 @@ def test_nothing_waits_between_two_groups_and_causes_of_misses_add_up():
     ]
     policy = make(compose(["policy=layered_prefill"]), "policy")
     result = served(requests, policy=policy)
-    assert len(waiting(result.tables).request) == len(requests)
+    queue = waiting(result.tables)
+    waited_s = np.bincount(queue.request, weights=queue.end_s - queue.start_s)
+    assert waited_s == pytest.approx(result.tables["requests"]["queued_s"], abs=1e-9)
     missed = int((result.tables["requests"]["met_slo"] == False).sum())  # noqa: E712 (an array)
     causes = misses_by_cause(explain(result))
     assert missed > 10
