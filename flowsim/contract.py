@@ -55,11 +55,23 @@ def batch_breach(batch: Batch, view: InstanceView) -> Breach | None:
             allowed = "jobs of view.decoding, or of view.waiting with no tokens left, once each"
             return Breach(f"decodes request {job.id}, which has no KV here to decode from", allowed)
     waiting, parts = view.waiting, batch.parts
+    done_layers = 0
+    if batch.layers is not None:
+        done_layers = batch.layers.start
+        if batch.layers.step != 1 or not 0 <= done_layers < batch.layers.stop <= view.layers:
+            return Breach(f"chose layers {batch.layers}", f"a range within the model's {view.layers} layers")
+        if not parts:
+            return Breach("chose layers for decodes alone, which go through all", "layers=None")
     for job, new in parts:
         if job not in waiting:
             return Breach(f"chose request {job.id}, which does not wait", "jobs of view.waiting, once each")
         if not 1 <= new <= job.left_tokens:
             return Breach(f"gave request {job.id} {new} tokens", f"1 to {job.left_tokens}, what is left of its prompt")
+        if job.done_layers != done_layers or (done_layers and new != job.layered_tokens):
+            at = f"request {job.id} has {job.done_layers} layers of {job.layered_tokens} tokens done"
+            return Breach(
+                f"gave {new} tokens layers from {done_layers} on; {at}", "to go on from there, with all of them"
+            )
     members = len(parts) + len(batch.decodes)
     if members > 1 and len({job for job, _ in parts}.union(batch.decodes)) < members:
         return Breach(f"chose a request twice, in {batch!r:.80}", "jobs of view.waiting, once each")

@@ -79,7 +79,8 @@ class Instance:
         self.ended = ended
         self.prefilled = prefilled
         limits = {"max_batches": max_batches, "max_sequences": max_sequences}
-        self.view = InstanceView(predictor, kv, request_s=latency.profile.request_s, **limits)
+        profile = latency.profile
+        self.view = InstanceView(predictor, kv, layers=profile.layers, request_s=profile.request_s, **limits)
         self.slowest = slowest
         self.stage = stage(self)
         self._plans_ahead = async_steps > 0
@@ -315,7 +316,7 @@ class Instance:
         paused = bool(batch.parts) and not at_end
         if self.flagged_for is not None:
             self._acknowledge(batch, self.flagged_for, paused=paused)
-        ahead = self._plans_ahead  # then the jobs are where the batch brings them already
+        ahead = self._plans_ahead or not view.completes(batch)  # then its jobs are, or stay, where it brings them
         unfinished = not at_end or any(job.left_tokens > (0 if ahead else new) for job, new in batch.parts)
         ended = Ended.PAUSED if paused else Ended.PASS if unfinished else Ended.FINISHED
         met_s = self._barrier_s

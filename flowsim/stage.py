@@ -7,16 +7,16 @@ their first token; `flowsim.decoding` has the one that goes on to the last. This
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from flowsim.core import Batch, Job, Outcome, Part, Request
 from flowsim.kv import Blocks
-from flowsim.latency import LatencyModel, Predictor
+from flowsim.latency import NO_DECODES, Decodes, LatencyModel, Predictor, Tokens
 from flowsim.log import Log
 from flowsim.view import InstanceView, cached_tokens
 
-__all__ = ["Host", "PrefillStage", "Stage", "has_started", "take_parts", "taken_up", "under_way"]
+__all__ = ["Host", "PrefillStage", "Stage", "computed", "has_started", "lay_out", "take_parts", "taken_up", "under_way"]
 
 
 class Host(Protocol):
@@ -107,6 +107,9 @@ class PrefillStage:
     def take(self, batch: Batch) -> None:
         own = self._instance
         tokens = take_parts(own, batch, _admitted)
+        if batch.layers is not None:
+            lay_out(own, batch, batch.layers, tokens, NO_DECODES)
+            return
         batch.timeline = own.latency.timeline(tokens, batch.slowest)
         batch.predicted_s = own.predictor.batch_s(tokens)
 
@@ -118,7 +121,7 @@ class PrefillStage:
         own = self._instance
         token_s = own.view.now_s + own.latency.profile.request_s
         again: list[Job] = []
-        for job, new in batch.parts:
+        for job, new in computed(own, batch):
             job.done_tokens += new
             if job.done_tokens < job.prompt_tokens:
                 own.view.waiting.add(job)
@@ -155,7 +158,7 @@ class PrefillStage:
         return ()
 
     def lose(self, batch: Batch) -> None:
-        under_way(batch)
+        under_way(self._instance, batch)
 
     def leave(self, job: Job) -> None:
         """Nobody counts its steps."""
@@ -168,11 +171,12 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
     each job that starts. Returns (new, cached) tokens of each part.
     """
     waiting, kv, rows = own.view.waiting, own.kv, own.log.batches
+    fills = kv.remembers and own.view.completes(batch)
     batch.slowest = slowest = own.slowest()
     tokens: list[tuple[int, int]] = []
     for position, (job, new) in enumerate(batch.parts):
         waiting.remove(job)
-        if not job.done_tokens:
+        if not (job.done_tokens or job.done_layers):
             job.done_tokens = found = cached_tokens(kv, job) if kv.remembers else 0
             kv.take(job.id, kv.blocks(job.prompt_tokens), job.block_name)
             if job.start_s != job.start_s:
@@ -182,7 +186,7 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
                 job.recomputed_tokens -= found
             admitted(job)
             new = min(new, job.prompt_tokens - found)
-        if kv.remembers:
+        if fills:
             kv.fill(job.id, (job.done_tokens + new) // kv.block_tokens, job.block_name)
         batch.blocks += kv.held(job.id)
         tokens.append((new, job.done_tokens))
@@ -193,13 +197,37 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
     return tokens
 
 
+def lay_out(own: Host, batch: Batch, layers: range, tokens: Tokens, decodes: Decodes) -> None:
+    """Gives a batch whose prompts go through some layers its timeline, and what is predicted for it: for each layer its
+    share of what the prompts would add to the decodes in a whole pass."""
+    own.log.layers.add((batch.number, own.index, layers.start, layers.stop, own.view.layers))
+    batch.timeline = own.latency.layered(tokens, layers, batch.slowest, decodes)
+    without_s = own.predictor.batch_s((), decodes) if decodes.sequences else own.view.request_s
+    added_s = own.predictor.batch_s(tokens, decodes) - without_s
+    batch.predicted_s = without_s + added_s * len(layers) / own.view.layers
+
+
+def computed(own: Host, batch: Batch) -> Sequence[Part]:
+    """The parts whose tokens a batch that ends has computed. What it has not taken through the last layer waits, so
+    many layers further."""
+    layers = batch.layers
+    if layers is None:
+        return batch.parts
+    completes = own.view.completes(batch)
+    for job, new in batch.parts:
+        job.done_layers, job.layered_tokens = (0, 0) if completes else (layers.stop, new)
+        if not completes:
+            own.view.waiting.add(job)
+    return batch.parts if completes else ()
+
+
 def _admitted(_job: Job) -> None:
     """Nobody counts the sequences of an instance that only prefills."""
 
 
-def under_way(batch: Batch) -> None:
+def under_way(own: Host, batch: Batch) -> None:
     """What a batch was to compute of its prompts counts as done, and so as lost, when it is lost with them."""
-    for job, new in batch.parts:
+    for job, new in batch.parts if own.view.completes(batch) else ():
         job.done_tokens += new
 
 

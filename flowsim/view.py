@@ -25,6 +25,7 @@ class InstanceView:
     those, prompts between their chunks, and what the step that runs will end. `evicted` says that in
     making room for what runs next a sequence lost its KV to the growth of others.
     `request_s` are the seconds of a first token that hold no GPU: work that ends at t is seen at t + request_s.
+    `layers` are the model's.
     """
 
     __slots__ = (
@@ -32,6 +33,7 @@ class InstanceView:
         "_predictor",
         "decodes",
         "evicted",
+        "layers",
         "max_batches",
         "max_sequences",
         "now_s",
@@ -49,6 +51,7 @@ class InstanceView:
         *,
         max_batches: float = 128,
         max_sequences: float = math.inf,
+        layers: int = 1,
         request_s: float = 0.0,
     ) -> None:
         self.now_s = 0.0
@@ -58,6 +61,7 @@ class InstanceView:
         self.decodes: dict[int, Job] = {}
         self.sequences = 0
         self.evicted = False
+        self.layers = layers
         self.max_batches = max_batches
         self.max_sequences = max_sequences
         self._predictor = predictor
@@ -73,17 +77,22 @@ class InstanceView:
         """Predicted seconds to the first token if `work` ran from now on, alone; never below 0.
 
         With P the predictor: a job that has not started has P(prompt); one between its chunks has
-        P(prompt) - P(done tokens) + request_s; a batch, running or suspended, has P(batch) less the seconds it
-        has been busy. `pass_s`, `check_s` and `request_s` are included; for a job between its chunks the `pass_s` of
-        its done tokens stands for that of the next chunk.
+        P(prompt) - P(done tokens) + request_s; one between groups of layers less of what those tokens add, by the
+        share of the layers done; a batch, running or suspended, has P(batch) less the seconds it has been busy.
+        `pass_s`, `check_s` and `request_s` are included; for a job between its chunks the `pass_s` of its done tokens
+        stands for that of the next chunk.
         """
         if isinstance(work, Job):
             left_s = self._predictor.alone_s(work.prompt_tokens)
             done_tokens = work.done_tokens
-            if not done_tokens and self._kv.remembers:
+            if not (done_tokens or work.done_layers) and self._kv.remembers:
                 done_tokens = cached_tokens(self._kv, work)
             if done_tokens:
                 left_s += self.request_s - self._predictor.alone_s(done_tokens)
+            if work.done_layers:
+                before_s = self._predictor.alone_s(done_tokens) if done_tokens else self.request_s
+                group_s = self._predictor.alone_s(done_tokens + work.layered_tokens) - before_s
+                left_s -= work.done_layers / self.layers * group_s
         else:
             busy_s = work.done_s
             if work is self.running and self.now_s > work.since_s:
@@ -114,13 +123,13 @@ class InstanceView:
 
     def _joining(self, parts: Sequence[Part], decodes: Sequence[Job]) -> int:
         """How many of these parts, and of these decodes that are to join, are no sequence of this instance yet."""
-        return sum(not job.done_tokens for job, _ in parts) + len(decodes)
+        return sum(not (job.done_tokens or job.done_layers) for job, _ in parts) + len(decodes)
 
     def blocks(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> int:
         """KV blocks that starting these would take."""
         needed, kv = 0, self._kv
         for job, _ in parts:
-            if not job.done_tokens:
+            if not (job.done_tokens or job.done_layers):
                 blocks = kv.blocks(job.prompt_tokens)
                 needed += kv.needs(job.block_name, blocks) if kv.remembers else blocks
         for job in decodes:
@@ -128,12 +137,16 @@ class InstanceView:
                 needed += kv.blocks(job.context_tokens)
         return needed
 
+    def completes(self, batch: Batch) -> bool:
+        """Whether the tokens of a batch's prompts are computed when it ends: it takes them through the last layer."""
+        return batch.layers is None or batch.layers.stop == self.layers
+
     def left_tokens(self, job: Job) -> int:
         """Prompt tokens that a job would still compute, were it to go on now: not those of blocks in the prefix cache.
 
         Of a whole prompt in the cache one block's worth is left, or less: the last token is always computed.
         """
-        if job.done_tokens or not self._kv.remembers:
+        if job.done_tokens or job.done_layers or not self._kv.remembers:
             return job.left_tokens
         return job.prompt_tokens - cached_tokens(self._kv, job)
 
