@@ -54,11 +54,11 @@ def batch_breach(batch: Batch, view: InstanceView) -> Breach | None:
         if decoding.get(job.id) is not job and not (job in view.waiting and not job.left_tokens):
             allowed = "jobs of view.decoding, or of view.waiting with no tokens left, once each"
             return Breach(f"decodes request {job.id}, which has no KV here to decode from", allowed)
-    waiting, parts = view.waiting, batch.parts
+    waiting, parts = view.waiting.by_id, batch.parts
     for job, new in parts:
-        if job not in waiting:
+        if waiting.get(job.id) is not job:
             return Breach(f"chose request {job.id}, which does not wait", "jobs of view.waiting, once each")
-        if not 1 <= new <= job.left_tokens:
+        if not 1 <= new <= job.prompt_tokens - job.done_tokens:
             return Breach(f"gave request {job.id} {new} tokens", f"1 to {job.left_tokens}, what is left of its prompt")
     members = len(parts) + len(batch.decodes)
     if members > 1 and len({job for job, _ in parts}.union(batch.decodes)) < members:

@@ -9,8 +9,8 @@ import enum
 import math
 import operator
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from flowsim.timeline import Iterations, Timeline
 
@@ -182,59 +182,60 @@ class Part(NamedTuple):
     tokens: int
 
 
-@dataclass(slots=True, eq=False)
 class Batch:
     """What runs together, as one unit and at the priority of its first part; members never change once started.
 
     `parts` prefill, and each of `decodes` gains a token. A batch of decodes alone may run several iterations, up to the
     first member's last token, and ends at whichever it is stopped after.
 
-    To an order a batch looks like its head: `id`, `arrival_s`, `slo_s`, `deadline_s`; `is_waiting` is False. The fields
-    after `decodes` are the Instance's: `done_s` seconds of `timeline` have run by the last stop, `operators` of
-    them ended, `since_s` is when the segment now running began, after the `switch_s` that taking over cost,
-    `suspended_at_s` when the batch was paused (NaN unless it is suspended) and `suspended_s` for how long it was
+    To an order a batch looks like its head: `id`, `arrival_s`, `slo_s`, `deadline_s`; `is_waiting` is False. All else
+    is the Instance's, and as below until the batch starts: `done_s` seconds of `timeline` have run by the last stop,
+    `operators` of them ended, `since_s` is when the segment now running began, after the `switch_s` that taking over
+    cost, `suspended_at_s` when the batch was paused (NaN unless it is suspended) and `suspended_s` for how long it was
     before, `predicted_s` what the predictor gave for the whole batch when it started, `slowest` the factor of its
     slowest rank, and `context` the number of decodes, their tokens of context in the first step, and the most of one.
+
+    Raises:
+        PolicyError: no member at all, or a part that is none.
     """
 
-    parts: Sequence[Part]
-    decodes: Sequence[Job] = ()
-    number: int = -1
-    timeline: Timeline | Iterations = field(default=Timeline(()), repr=False)
-    predicted_s: float = math.nan
-    done_s: float = 0.0
-    operators: int = 0
-    since_s: float = math.nan
-    switch_s: float = 0.0
-    suspended_at_s: float = math.nan
-    suspended_s: float = 0.0
-    resumes: int = 0
-    blocks: int = 0
-    slowest: float = 1.0
+    is_waiting = False
+    number = -1
+    timeline: Timeline | Iterations = Timeline(())
+    predicted_s = math.nan
+    done_s = 0.0
+    operators = 0
+    since_s = math.nan
+    switch_s = 0.0
+    suspended_at_s = math.nan
+    suspended_s = 0.0
+    resumes = 0
+    blocks = 0
+    slowest = 1.0
     context: tuple[int, int, int] = (0, 0, 0)
-    id: int = field(init=False)
-    slo_s: float = field(init=False)
-    arrival_s: float = field(init=False)
-    deadline_s: float = field(init=False)
-    tokens: int = field(init=False)
-    is_waiting: ClassVar[bool] = False
+
+    def __init__(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> None:
+        self.parts = parts = tuple(parts)
+        self.decodes = decodes = tuple(decodes)
+        tokens = len(decodes)
+        for part in parts:
+            if type(part) is not Part or type(part.tokens) is not int:
+                raise PolicyError(f"a batch is made of Part(job, tokens) with whole tokens; got {parts!r:.80}")
+            tokens += part.tokens
+        if not tokens and not parts:
+            raise PolicyError("a batch needs at least one part or decode; answer None to run nothing")
+        self.tokens = tokens
+        head = parts[0].job if parts else decodes[0]
+        self.id = head.id
+        self.arrival_s = head.arrival_s
+        self.slo_s = head.slo_s
+        self.deadline_s = head.deadline_s
 
     @property
     def head(self) -> Job:
         """The job whose deadline the batch carries."""
         return self.parts[0].job if self.parts else self.decodes[0]
 
-    def __post_init__(self) -> None:
-        parts = self.parts = tuple(self.parts)
-        if self.decodes:
-            self.decodes = tuple(self.decodes)
-        elif not parts:
-            raise PolicyError("a batch needs at least one part or decode; answer None to run nothing")
-        tokens = len(self.decodes)
-        for part in parts:
-            if not (isinstance(part, Part) and isinstance(part.tokens, int)):
-                raise PolicyError(f"a batch is made of Part(job, tokens) with whole tokens; got {parts!r:.80}")
-            tokens += part.tokens
-        self.tokens = tokens
-        head = parts[0].job if parts else self.decodes[0]
-        self.id, self.arrival_s, self.slo_s, self.deadline_s = head.id, head.arrival_s, head.slo_s, head.deadline_s
+    def __repr__(self) -> str:
+        number = "new" if self.number < 0 else f"number {self.number}"
+        return f"Batch({list(self.parts)}, {list(self.decodes)}, {number}, {self.operators} operators done)"

@@ -28,6 +28,7 @@ class InstanceView:
     """
 
     __slots__ = (
+        "_alone_s",
         "_kv",
         "_predictor",
         "decodes",
@@ -61,6 +62,7 @@ class InstanceView:
         self.max_batches = max_batches
         self.max_sequences = max_sequences
         self._predictor = predictor
+        self._alone_s: dict[int, float] = {}  # what the predictor has answered
         self._kv = kv
         self.request_s = request_s
 
@@ -77,18 +79,21 @@ class InstanceView:
         has been busy. `pass_s`, `check_s` and `request_s` are included; for a job between its chunks the `pass_s` of
         its done tokens stands for that of the next chunk.
         """
-        if isinstance(work, Job):
-            left_s = self._predictor.alone_s(work.prompt_tokens)
-            done_tokens = work.done_tokens
-            if not done_tokens and self._kv.remembers:
-                done_tokens = cached_tokens(self._kv, work)
-            if done_tokens:
-                left_s += self.request_s - self._predictor.alone_s(done_tokens)
-        else:
+        if isinstance(work, Batch):
             busy_s = work.done_s
             if work is self.running and self.now_s > work.since_s:
                 busy_s += self.now_s - work.since_s
             left_s = work.predicted_s - busy_s
+        else:
+            tokens, done_tokens = work.prompt_tokens, work.done_tokens
+            alone_s = self._alone_s.get(tokens)
+            if alone_s is None:
+                alone_s = self._alone_s[tokens] = self._predictor.alone_s(tokens)
+            left_s = alone_s
+            if not done_tokens and self._kv.remembers:
+                done_tokens = cached_tokens(self._kv, work)
+            if done_tokens:
+                left_s += self.request_s - self._predictor.alone_s(done_tokens)
         return left_s if left_s > 0.0 else 0.0
 
     def cost_s(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> float:
@@ -108,7 +113,7 @@ class InstanceView:
             decodes = [job for job in decodes if job.id not in self.decodes]
         if self.blocks(parts, decodes) > self._kv.free_blocks:
             return False
-        if len(self.suspended) + (self.running is not None) >= self.max_batches:
+        if len(self.suspended.by_id) + (self.running is not None) >= self.max_batches:
             return False
         return self.max_sequences == math.inf or self.sequences + self._joining(parts, decodes) <= self.max_sequences
 
@@ -119,10 +124,11 @@ class InstanceView:
     def blocks(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> int:
         """KV blocks that starting these would take."""
         needed, kv = 0, self._kv
+        block_tokens, remembers = kv.block_tokens, kv.remembers
         for job, _ in parts:
             if not job.done_tokens:
-                blocks = kv.blocks(job.prompt_tokens)
-                needed += kv.needs(job.block_name, blocks) if kv.remembers else blocks
+                blocks = -(-job.prompt_tokens // block_tokens)
+                needed += kv.needs(job.block_name, blocks) if remembers else blocks
         for job in decodes:
             if job.id not in self.decodes and not kv.held(job.id):
                 needed += kv.blocks(job.context_tokens)
