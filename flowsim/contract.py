@@ -55,7 +55,10 @@ def batch_breach(batch: Batch, view: InstanceView) -> Breach | None:
             allowed = "jobs of view.decoding, or of view.waiting with no tokens left, once each"
             return Breach(f"decodes request {job.id}, which has no KV here to decode from", allowed)
     waiting, parts = view.waiting.by_id, batch.parts
-    for job, new in parts:
+    for part in parts:
+        if type(part) is not Part or type(part.tokens) is not int:
+            return Breach(f"made a batch of {parts!r:.80}", "Part(job, tokens) with whole tokens")
+        job, new = part
         if waiting.get(job.id) is not job:
             return Breach(f"chose request {job.id}, which does not wait", "jobs of view.waiting, once each")
         if not 1 <= new <= job.prompt_tokens - job.done_tokens:

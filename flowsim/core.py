@@ -188,48 +188,65 @@ class Batch:
     `parts` prefill, and each of `decodes` gains a token. A batch of decodes alone may run several iterations, up to the
     first member's last token, and ends at whichever it is stopped after.
 
-    To an order a batch looks like its head: `id`, `arrival_s`, `slo_s`, `deadline_s`; `is_waiting` is False. All else
-    is the Instance's, and as below until the batch starts: `done_s` seconds of `timeline` have run by the last stop,
-    `operators` of them ended, `since_s` is when the segment now running began, after the `switch_s` that taking over
-    cost, `suspended_at_s` when the batch was paused (NaN unless it is suspended) and `suspended_s` for how long it was
-    before, `predicted_s` what the predictor gave for the whole batch when it started, `slowest` the factor of its
-    slowest rank, and `context` the number of decodes, their tokens of context in the first step, and the most of one.
+    To an order a batch looks like its head: `id`, `arrival_s`, `slo_s`, `deadline_s`; `is_waiting` is False. `number`
+    is -1 until the batch starts, and all else is the Instance's, there from then on: `done_s` seconds of `timeline` have
+    run by the last stop, `operators` of them ended, `since_s` is when the segment now running began, after the
+    `switch_s` that taking over cost, `suspended_at_s` when the batch was paused (NaN unless it is suspended) and
+    `suspended_s` for how long it was before, `predicted_s` what the predictor gave for the whole batch when it started,
+    `blocks` its KV blocks, `tokens` what it computes in all, `slowest` the factor of its slowest rank, and `context` the
+    number of decodes, their tokens of context in the first step, and the most of one.
 
     Raises:
         PolicyError: no member at all, or a part that is none.
     """
 
+    __slots__ = (
+        "arrival_s",
+        "blocks",
+        "context",
+        "deadline_s",
+        "decodes",
+        "done_s",
+        "id",
+        "number",
+        "operators",
+        "parts",
+        "predicted_s",
+        "since_s",
+        "slo_s",
+        "slowest",
+        "suspended_at_s",
+        "suspended_s",
+        "switch_s",
+        "timeline",
+        "tokens",
+    )
     is_waiting = False
-    number = -1
-    timeline: Timeline | Iterations = Timeline(())
-    predicted_s = math.nan
-    done_s = 0.0
-    operators = 0
-    since_s = math.nan
-    switch_s = 0.0
-    suspended_at_s = math.nan
-    suspended_s = 0.0
-    resumes = 0
-    blocks = 0
-    slowest = 1.0
-    context: tuple[int, int, int] = (0, 0, 0)
 
     def __init__(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> None:
         self.parts = parts = tuple(parts)
         self.decodes = decodes = tuple(decodes)
-        tokens = len(decodes)
-        for part in parts:
-            if type(part) is not Part or type(part.tokens) is not int:
-                raise PolicyError(f"a batch is made of Part(job, tokens) with whole tokens; got {parts!r:.80}")
-            tokens += part.tokens
-        if not tokens and not parts:
-            raise PolicyError("a batch needs at least one part or decode; answer None to run nothing")
-        self.tokens = tokens
-        head = parts[0].job if parts else decodes[0]
+        self.number = -1
+        try:
+            head = parts[0].job if parts else decodes[0]
+        except IndexError:
+            raise PolicyError("a batch needs at least one part or decode; answer None to run nothing") from None
+        except AttributeError:
+            raise PolicyError(f"a batch is made of Part(job, tokens); got {parts!r:.80}") from None
         self.id = head.id
         self.arrival_s = head.arrival_s
         self.slo_s = head.slo_s
         self.deadline_s = head.deadline_s
+
+    def begin(self, number: int, since_s: float, switch_s: float) -> None:
+        """It starts now."""
+        self.number = number
+        self.since_s = since_s
+        self.switch_s = switch_s
+        self.suspended_at_s = math.nan
+        self.done_s = self.suspended_s = 0.0
+        self.operators = self.blocks = 0
+        self.context = (0, 0, 0)
 
     @property
     def head(self) -> Job:
@@ -238,4 +255,4 @@ class Batch:
 
     def __repr__(self) -> str:
         number = "new" if self.number < 0 else f"number {self.number}"
-        return f"Batch({list(self.parts)}, {list(self.decodes)}, {number}, {self.operators} operators done)"
+        return f"Batch({list(self.parts)}, {list(self.decodes)}, {number})"
