@@ -35,8 +35,8 @@ class Clock(simpy.Environment):
         for done in range(events):
             if not queue or queue[0][0] > until_s:
                 return done
-            self.now_s, _, _, event = heappop(queue)
-            self._now = self.now_s
+            at_s, _, _, event = heappop(queue)
+            self.now_s = self._now = at_s
             callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
             for callback in callbacks:
                 callback(event)

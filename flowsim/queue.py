@@ -98,7 +98,7 @@ class JobQueue(Generic[W]):
         for work in self.by_id.values():
             if len(self.by_id) == 1:
                 return order(work, self._view), work.id, work
-            index = self._indexed(order)
+            index = self._index.get(order) or self._indexed(order)
             return min(self._ranked(order)) if index is None else index.front()
         return None
 
@@ -135,7 +135,9 @@ class _Index(Generic[W]):
     latest few are kept aside unsorted: of a short queue it is cheaper to look at all than to keep it sorted.
     """
 
-    __slots__ = ("_aside", "_flips", "_flips_s", "_order", "_read_s", "_sorted", "_sorted_by_id", "_view", "unfiled")
+    __slots__ = (
+        "_aside", "_first", "_flips", "_flips_s", "_order", "_read_s", "_sorted", "_sorted_by_id", "_view", "unfiled",
+    )  # fmt: skip
 
     def __init__(self, order: Order, view: Clock) -> None:
         self._order = order
@@ -144,6 +146,7 @@ class _Index(Generic[W]):
         self.unfiled: dict[int, W] = {}  # work without a key
         self._aside: dict[int, Ranked[W]] = {}
         self._sorted: Any = SortedList()  # of Ranked; ids differ, so work is never compared
+        self._first: Ranked[W] | None = None  # of the sorted, once somebody has looked
         self._sorted_by_id: dict[int, Ranked[W]] = {}
         self._flips: list[tuple[float, int]] = []  # a heap; entries of work that left or flipped are skipped
         self._read_s = -math.inf
@@ -152,13 +155,17 @@ class _Index(Generic[W]):
         """Takes work out."""
         if self.unfiled.pop(number, None) is None and self._aside.pop(number, None) is None:
             self._sorted.remove(self._sorted_by_id.pop(number))
+            self._first = None
 
     def front(self) -> Ranked[W]:
         """The first of all, as of the view's time."""
-        self._file()
+        if self.unfiled or self._view.now_s != self._read_s:
+            self._file()
         if not self._sorted_by_id:
             return min(self._aside.values())
-        first: Ranked[W] = self._sorted[0]
+        first = self._first
+        if first is None:
+            first = self._first = self._sorted[0]
         return min(first, *self._aside.values()) if self._aside else first
 
     def ranked(self) -> Iterable[Ranked[W]]:
@@ -194,6 +201,7 @@ class _Index(Generic[W]):
     def _sort(self) -> None:
         """Files what is aside."""
         self._sorted.update(self._aside.values())
+        self._first = None
         self._sorted_by_id |= self._aside
         self._aside.clear()
 
@@ -210,5 +218,6 @@ class _Index(Generic[W]):
             self.unfiled[ranked[1]] = ranked[2]
         self._aside.clear()
         self._sorted.clear()
+        self._first = None
         self._sorted_by_id.clear()
         self._flips.clear()

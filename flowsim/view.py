@@ -15,6 +15,8 @@ from flowsim.queue import JobQueue
 
 __all__ = ["InstanceView"]
 
+INFINITE = math.inf
+
 
 class InstanceView:
     """What the scheduler of a real engine could know; it holds no output lengths. Policies only read it.
@@ -109,13 +111,19 @@ class InstanceView:
         A job takes the blocks of its whole prompt when its prefill starts, and keeps them between chunks; one whose
         prefill was done elsewhere takes those of its context when it joins the decodes, if it has not come with them.
         """
+        kv, needed = self._kv, 0
         if decodes:
             decodes = [job for job in decodes if job.id not in self.decodes]
-        if self.blocks(parts, decodes) > self._kv.free_blocks:
+        if decodes or kv.remembers:
+            needed = self.blocks(parts, decodes)
+        else:
+            block_tokens = kv.block_tokens
+            for job, _ in parts:
+                if not job.done_tokens:
+                    needed -= -job.prompt_tokens // block_tokens
+        if needed > kv.free_blocks or len(self.suspended.by_id) + (self.running is not None) >= self.max_batches:
             return False
-        if len(self.suspended.by_id) + (self.running is not None) >= self.max_batches:
-            return False
-        return self.max_sequences == math.inf or self.sequences + self._joining(parts, decodes) <= self.max_sequences
+        return self.max_sequences == INFINITE or self.sequences + self._joining(parts, decodes) <= self.max_sequences
 
     def _joining(self, parts: Sequence[Part], decodes: Sequence[Job]) -> int:
         """How many of these parts, and of these decodes that are to join, are no sequence of this instance yet."""
@@ -124,11 +132,10 @@ class InstanceView:
     def blocks(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> int:
         """KV blocks that starting these would take."""
         needed, kv = 0, self._kv
-        block_tokens, remembers = kv.block_tokens, kv.remembers
         for job, _ in parts:
             if not job.done_tokens:
-                blocks = -(-job.prompt_tokens // block_tokens)
-                needed += kv.needs(job.block_name, blocks) if remembers else blocks
+                blocks = kv.blocks(job.prompt_tokens)
+                needed += kv.needs(job.block_name, blocks) if kv.remembers else blocks
         for job in decodes:
             if job.id not in self.decodes and not kv.held(job.id):
                 needed += kv.blocks(job.context_tokens)
