@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from flowsim.timeline import Iterations, Timeline
 
@@ -126,7 +126,7 @@ class Job:
         "start_s",
         "suspended_s",
     )
-    is_waiting = True
+    is_waiting: ClassVar[Literal[True]] = True
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -221,7 +221,7 @@ class Batch:
         "timeline",
         "tokens",
     )
-    is_waiting = False
+    is_waiting: ClassVar[Literal[False]] = False
 
     def __init__(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> None:
         self.parts = parts = tuple(parts)

@@ -81,21 +81,20 @@ class InstanceView:
         has been busy. `pass_s`, `check_s` and `request_s` are included; for a job between its chunks the `pass_s` of
         its done tokens stands for that of the next chunk.
         """
-        if isinstance(work, Batch):
+        if work.is_waiting:
+            left_s = self._alone_s.get(work.prompt_tokens)
+            if left_s is None:
+                left_s = self._alone_s[work.prompt_tokens] = max(0.0, self._predictor.alone_s(work.prompt_tokens))
+            if not (work.done_tokens or self._kv.remembers):
+                return left_s
+            done_tokens = work.done_tokens or cached_tokens(self._kv, work)
+            if done_tokens:
+                left_s += self.request_s - self._predictor.alone_s(done_tokens)
+        else:
             busy_s = work.done_s
             if work is self.running and self.now_s > work.since_s:
                 busy_s += self.now_s - work.since_s
             left_s = work.predicted_s - busy_s
-        else:
-            tokens, done_tokens = work.prompt_tokens, work.done_tokens
-            alone_s = self._alone_s.get(tokens)
-            if alone_s is None:
-                alone_s = self._alone_s[tokens] = self._predictor.alone_s(tokens)
-            left_s = alone_s
-            if not done_tokens and self._kv.remembers:
-                done_tokens = cached_tokens(self._kv, work)
-            if done_tokens:
-                left_s += self.request_s - self._predictor.alone_s(done_tokens)
         return left_s if left_s > 0.0 else 0.0
 
     def cost_s(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> float:
@@ -111,23 +110,25 @@ class InstanceView:
         A job takes the blocks of its whole prompt when its prefill starts, and keeps them between chunks; one whose
         prefill was done elsewhere takes those of its context when it joins the decodes, if it has not come with them.
         """
-        kv, needed = self._kv, 0
-        if decodes:
-            decodes = [job for job in decodes if job.id not in self.decodes]
-        if decodes or kv.remembers:
-            needed = self.blocks(parts, decodes)
-        else:
-            block_tokens = kv.block_tokens
-            for job, _ in parts:
-                if not job.done_tokens:
-                    needed -= -job.prompt_tokens // block_tokens
-        if needed > kv.free_blocks or len(self.suspended.by_id) + (self.running is not None) >= self.max_batches:
-            return False
-        return self.max_sequences == INFINITE or self.sequences + self._joining(parts, decodes) <= self.max_sequences
+        kv = self._kv
+        if decodes or kv.remembers or self.max_sequences < INFINITE:
+            return self._fits(parts, [job for job in decodes if job.id not in self.decodes])
+        needed, block_tokens = 0, kv.block_tokens
+        for job, _ in parts:
+            if not job.done_tokens:
+                needed -= -job.prompt_tokens // block_tokens
+        return needed <= kv.free_blocks and self._has_slot()
 
-    def _joining(self, parts: Sequence[Part], decodes: Sequence[Job]) -> int:
-        """How many of these parts, and of these decodes that are to join, are no sequence of this instance yet."""
-        return sum(not job.done_tokens for job, _ in parts) + len(decodes)
+    def _fits(self, parts: Sequence[Part], joining: Sequence[Job]) -> bool:
+        """Likewise, of decodes those that are not sequences of this instance yet."""
+        if self.blocks(parts, joining) > self._kv.free_blocks or not self._has_slot():
+            return False
+        starting = sum(not job.done_tokens for job, _ in parts)
+        return self.sequences + starting + len(joining) <= self.max_sequences
+
+    def _has_slot(self) -> bool:
+        """Whether one more batch may be under way."""
+        return len(self.suspended.by_id) + (self.running is not None) < self.max_batches
 
     def blocks(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> int:
         """KV blocks that starting these would take."""
