@@ -222,6 +222,11 @@ class Batch:
         "tokens",
     )
     is_waiting: ClassVar[Literal[False]] = False
+    timeline: Timeline | Iterations
+    predicted_s: float
+    blocks: int
+    tokens: int
+    slowest: float
 
     def __init__(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> None:
         self.parts = parts = tuple(parts)
@@ -245,7 +250,7 @@ class Batch:
         self.switch_s = switch_s
         self.suspended_at_s = math.nan
         self.done_s = self.suspended_s = 0.0
-        self.operators = self.blocks = 0
+        self.operators = 0
         self.context = (0, 0, 0)
 
     @property

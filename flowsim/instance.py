@@ -88,6 +88,7 @@ class Instance:
         if group is not None:
             group.join(self)
         self._planned: Batch | None = None
+        self._select = policy.select
         self._idles = bool(getattr(policy, "idles", False))
         self._admit: Callable[[View, Job], bool] | None = getattr(policy, "admit", None)
         breach = policy_breach(policy, plans_ahead=self._plans_ahead)
@@ -200,7 +201,7 @@ class Instance:
         view, log = self.view, self.log
         view.now_s = self.env.now_s
         began_s = perf_counter()
-        answer = self.policy.select(view)
+        answer = self._select(view)
         log.scheduler_wall_s += perf_counter() - began_s
         log.decisions += 1
         if type(answer) is not Batch and answer is not None:
