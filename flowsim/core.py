@@ -188,12 +188,12 @@ class Batch:
     `parts` prefill, and each of `decodes` gains a token. A batch of decodes alone may run several iterations, up to the
     first member's last token, and ends at whichever it is stopped after.
 
-    To an order a batch looks like its head: `id`, `arrival_s`, `slo_s`, `deadline_s`; `is_waiting` is False. `number`
-    is -1 until the batch starts, and all else is the Instance's, there from then on: `done_s` seconds of `timeline` have
-    run by the last stop, `operators` of them ended, `since_s` is when the segment now running began, after the
-    `switch_s` that taking over cost, `suspended_at_s` when the batch was paused (NaN unless it is suspended) and
-    `suspended_s` for how long it was before, `predicted_s` what the predictor gave for the whole batch when it started,
-    `blocks` its KV blocks, `tokens` what it computes in all, `slowest` the factor of its slowest rank, and `context` the
+    To an order a batch looks like its head: `id`, `arrival_s`, `slo_s`, `deadline_s`; `is_waiting` is False. `tokens`
+    are all that it computes. `number` is -1 until it starts; all else is the Instance's, and there from then on:
+    `done_s` seconds of `timeline` have run by the last stop, `operators` of them ended, `since_s` is when the segment
+    now running began, after the `switch_s` that taking over cost, `suspended_at_s` when the batch was paused (NaN
+    unless it is suspended) and `suspended_s` for how long it was before, `predicted_s` what the predictor gave for the
+    whole batch when it started, `blocks` its KV blocks, `slowest` the factor of its slowest rank, and `context` the
     number of decodes, their tokens of context in the first step, and the most of one.
 
     Raises:
@@ -225,19 +225,22 @@ class Batch:
     timeline: Timeline | Iterations
     predicted_s: float
     blocks: int
-    tokens: int
     slowest: float
 
     def __init__(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> None:
         self.parts = parts = tuple(parts)
         self.decodes = decodes = tuple(decodes)
         self.number = -1
+        tokens = len(decodes)
         try:
+            for part in parts:
+                tokens += part.tokens
             head = parts[0].job if parts else decodes[0]
         except IndexError:
             raise PolicyError("a batch needs at least one part or decode; answer None to run nothing") from None
-        except AttributeError:
-            raise PolicyError(f"a batch is made of Part(job, tokens); got {parts!r:.80}") from None
+        except (AttributeError, TypeError):
+            raise PolicyError(f"a batch is made of Part(job, tokens) with whole tokens; got {parts!r:.80}") from None
+        self.tokens = tokens
         self.id = head.id
         self.arrival_s = head.arrival_s
         self.slo_s = head.slo_s

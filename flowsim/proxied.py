@@ -20,8 +20,8 @@ class Proxied:
     """An instance as the proxy knows it: a `flowsim.router.Server`, and the way in."""
 
     __slots__ = (
-        "_env", "_predictor", "_promised", "_promised_s", "_unpriced", "fresh", "index", "instance", "is_up", "most_tokens", "pool",
-        "requests", "view",
+        "_env", "_predictor", "_promised", "_promised_s", "_unpriced", "fresh", "index", "instance", "is_up",
+        "most_tokens", "pool", "requests", "view",
     )  # fmt: skip
 
     def __init__(self, env: Clock, index: int, pool: str, predictor: Predictor) -> None:
