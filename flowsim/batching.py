@@ -51,29 +51,35 @@ class TokenBudget:
     def form(self, head: Job, view: View, order: Order) -> Batch | None:
         if view.running is not None and view.running.parts:
             return view.running
-        decodes = list(view.decoding)
-        running = len(decodes)
-        parts: list[Part] = []
-        room = self.tokens - running
-        blocked = view.evicted
-        for job in view.waiting.by(order):
-            if room <= 0:
-                break
-            part = Part(job, min(view.left_tokens(job), room, self.chunk or room))
-            if not part.tokens:
-                if view.fits(parts, [*decodes[running:], job]):
-                    decodes.append(job)
-                    room -= 1
-                continue
-            if not job.done_tokens:
-                blocked = blocked or not view.fits([*parts, part], decodes[running:])
-                if blocked:
-                    continue
-            parts.append(part)
-            room -= part.tokens
-        if view.running is not None and not parts and len(decodes) == running:
+        decodes = view.decoding
+        parts, joining = filled(view, order, self.tokens - len(decodes), self.chunk)
+        if view.running is not None and not parts and not joining:
             return view.running
-        return Batch(parts, decodes) if parts or decodes else None
+        return Batch(parts, [*decodes, *joining]) if parts or joining or decodes else None
+
+
+def filled(view: View, order: Order, room: int, chunk: int | None = None) -> tuple[list[Part], list[Job]]:
+    """What shares `room` tokens of a pass, in an order: prompts, the last one cut to fit, and the jobs that join the
+    decodes, a token each. See `TokenBudget`."""
+    parts: list[Part] = []
+    joining: list[Job] = []
+    blocked = view.evicted
+    for job in view.waiting.by(order):
+        if room <= 0:
+            break
+        part = Part(job, min(view.left_tokens(job), room, chunk or room))
+        if not part.tokens:
+            if view.fits(parts, [*joining, job]):
+                joining.append(job)
+                room -= 1
+            continue
+        if not job.done_tokens:
+            blocked = blocked or not view.fits([*parts, part], joining)
+            if blocked:
+                continue
+        parts.append(part)
+        room -= part.tokens
+    return parts, joining
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flowsim.check_layers import check_layers, completes, layers_of
 from flowsim.check_migrations import came_s, check_migrations
 from flowsim.check_transfers import check_transfers
 from flowsim.core import Outcome
@@ -41,6 +42,8 @@ def check_result(result: Result, latency: LatencyModel | Mapping[str, LatencyMod
     _check_kv(result)
     if "steps" in result.tables:
         _check_decodes(result)
+    if "layers" in result.tables:
+        check_layers(result.tables)
     if "transfers" in result.tables:
         check_transfers(result)
     if "migrations" in result.tables:
@@ -81,7 +84,8 @@ def _check_tokens(result: Result) -> None:
     """The tokens computed for a request are its prompt, no more and no less; none for a rejected one."""
     requests, batches = result.tables["requests"], result.tables["batches"]
     done = requests["outcome"] == Outcome.FINISHED.value
-    computed = np.bincount(batches["request"], weights=batches["tokens"], minlength=len(done))
+    tokens = batches["tokens"] * completes(result.tables)
+    computed = np.bincount(batches["request"], weights=tokens, minlength=len(done))
     prompt = requests["prompt_tokens"]
     if "evictions" in requests:
         prompt = prompt - requests["cached_tokens"] + requests["recomputed_tokens"]
@@ -195,7 +199,7 @@ def _check_kv(result: Result) -> None:
 
 def _check_timelines(result: Result, pool: Mapping[str, Any], latency: LatencyModel) -> None:
     """A pool's segments lie end to end on their batch's timeline, and pause only where its policy may stop."""
-    laid = [name for name in ("batches", "steps") if name in result.tables]
+    laid = [name for name in ("batches", "steps", "layers") if name in result.tables]
     stops = Stops(pool["stops"])
     bound = latency.bound(pass_tokens=pool["pass_tokens"], stops=stops)
     timelines = _timelines({name: _of_pool(result.tables[name], pool) for name in laid}, bound)
@@ -256,10 +260,14 @@ def _timelines(tables: Mapping[str, Columns], latency: LatencyModel) -> Mapping[
         names = ("batch", "steps", "slowest_rank", "decodes", "context_tokens", "longest_tokens")
         for number, count, factor, *context in zip(*(steps[name].tolist() for name in names), strict=True):
             decodes[number], counts[number], slowest[number] = Decodes(*context), count, factor
-    made: dict[int, Timeline | Iterations] = {
-        number: latency.timeline(tokens, slowest[number], decodes.get(number, NO_DECODES))
-        for number, tokens in parts.items()
-    }
+    made: dict[int, Timeline | Iterations] = {}
+    groups = layers_of(tables)
+    for number, tokens in parts.items():
+        factor, beside = slowest[number], decodes.get(number, NO_DECODES)
+        if number in groups:
+            made[number] = latency.layered(tokens, groups[number], factor, beside)
+        else:
+            made[number] = latency.timeline(tokens, factor, beside)
     for number in decodes.keys() - parts.keys():
         made[number] = latency.iterations(decodes[number], counts[number], slowest[number])
     return made

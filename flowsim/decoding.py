@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from flowsim.core import Batch, Job, Outcome, Request
 from flowsim.latency import NO_DECODES
-from flowsim.stage import Host, take_parts, under_way
+from flowsim.stage import Host, computed, lay_out, take_parts, under_way
 from flowsim.timeline import Iterations
 from flowsim.view import context_of
 
@@ -100,11 +100,14 @@ class DecodingStage:
                 view.decodes[job.id] = job
                 self._admit(job)
         decodes = context_of(batch.decodes) if batch.decodes else NO_DECODES
+        batch.context = decodes
+        if batch.layers is not None:
+            lay_out(own, batch, batch.layers, tokens, decodes)
+            return
         if tokens:
             batch.timeline = own.latency.timeline(tokens, batch.slowest, decodes)
         else:
             batch.timeline = own.latency.iterations(decodes, self._steps(batch), batch.slowest)
-        batch.context = decodes
         batch.predicted_s = own.predictor.batch_s(tokens, decodes)
 
     def _admit(self, job: Job) -> None:
@@ -156,7 +159,7 @@ class DecodingStage:
             if job.generated_tokens >= job.request.output_tokens:
                 ending.append(job)
                 del view.decodes[job.id]
-        for job, new in batch.parts:
+        for job, new in computed(own, batch):
             job.done_tokens += new
             if job.done_tokens < job.prompt_tokens:
                 view.waiting.add(job)
@@ -214,9 +217,10 @@ class DecodingStage:
             job.next_step = after
 
     def lose(self, batch: Batch) -> None:
+        own = self._instance
         complete = self._emitting.pop(batch.number, None)
         if complete is None:
-            under_way(batch)
+            under_way(own, batch)
             return
         for job in (*batch.decodes, *complete):  # `advance` has counted their next tokens, which never came out
             job.generated_tokens -= 1

@@ -80,7 +80,8 @@ class Instance:
         self.ended = ended
         self.prefilled = prefilled
         limits = {"max_batches": max_batches, "max_sequences": max_sequences}
-        self.view = InstanceView(predictor, kv, request_s=latency.profile.request_s, **limits)
+        profile = latency.profile
+        self.view = InstanceView(predictor, kv, layers=profile.layers, request_s=profile.request_s, **limits)
         self.slowest = slowest
         self.stage = stage(self)
         self._plans_ahead = async_steps > 0
@@ -207,8 +208,6 @@ class Instance:
         if type(answer) is not Batch and answer is not None:
             self._must_not(answer_breach(answer))
         return answer
-
-    # ---------------------------------------------------------------- one batch on the GPU
 
     def _begin(self, batch: Batch, at_s: float) -> None:
         """Takes KV blocks and jobs for a new batch that runs from `at_s` on, and lays out its timeline."""

@@ -7,17 +7,17 @@ their first token; `flowsim.decoding` has the one that goes on to the last. This
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from flowsim.core import Batch, Job, Outcome, Part, Request
 from flowsim.kv import Blocks
-from flowsim.latency import LatencyModel, Predictor
+from flowsim.latency import NO_DECODES, Decodes, LatencyModel, Predictor, Tokens
 from flowsim.log import Log
 from flowsim.record import request_row
 from flowsim.view import InstanceView, cached_tokens
 
-__all__ = ["Host", "PrefillStage", "Stage", "has_started", "take_parts", "taken_up", "under_way"]
+__all__ = ["Host", "PrefillStage", "Stage", "computed", "has_started", "lay_out", "take_parts", "taken_up", "under_way"]
 
 
 class Host(Protocol):
@@ -109,6 +109,9 @@ class PrefillStage:
     def take(self, batch: Batch) -> None:
         own = self._instance
         tokens = take_parts(own, batch, _admitted)
+        if batch.layers is not None:
+            lay_out(own, batch, batch.layers, tokens, NO_DECODES)
+            return
         batch.timeline = own.latency.timeline(tokens, batch.slowest)
         batch.predicted_s = own.predictor.batch_s(tokens)
 
@@ -121,7 +124,7 @@ class PrefillStage:
         token_s = own.view.now_s + own.view.request_s
         cut = False
         again: list[Job] = []
-        for job, new in batch.parts:
+        for job, new in computed(own, batch):
             job.done_tokens = done_tokens = job.done_tokens + new
             if done_tokens < job.prompt_tokens:
                 own.view.waiting.add(job)
@@ -141,7 +144,7 @@ class PrefillStage:
                 own.ended(job.request, token_s)
         if again:
             self._count_tokens(batch, again, token_s)
-        return not cut
+        return not cut and own.view.completes(batch)
 
     def _count_tokens(self, batch: Batch, again: list[Job], token_s: float) -> None:
         """What is prefilled anew gets a token that is not its first: of a step, as where it is decoded."""
@@ -160,7 +163,7 @@ class PrefillStage:
         return ()
 
     def lose(self, batch: Batch) -> None:
-        under_way(batch)
+        under_way(self._instance, batch)
 
     def leave(self, job: Job) -> None:
         """Nobody counts its steps."""
@@ -174,6 +177,7 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
     """
     waiting, kv, add = own.view.waiting, own.kv, own.log.batches.add
     remembers, number, index = kv.remembers, batch.number, own.index
+    fills = remembers and own.view.completes(batch)
     batch.slowest = slowest = own.slowest()
     tokens: list[tuple[int, int]] = []
     total = len(batch.decodes)
@@ -181,7 +185,7 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
     for job, new in batch.parts:
         waiting.remove(job)
         done_tokens = job.done_tokens
-        if done_tokens:
+        if done_tokens or job.done_layers:
             held_blocks += kv.held(job.id)
         else:
             blocks = kv.blocks(job.prompt_tokens)
@@ -196,7 +200,7 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
             else:
                 job.recomputed_tokens -= done_tokens
             admitted(job)
-        if remembers:
+        if fills:
             kv.fill(job.id, (done_tokens + new) // kv.block_tokens, job.block_name)
         add((number, index, job.id, len(tokens), new, done_tokens, slowest))
         tokens.append((new, done_tokens))
@@ -208,13 +212,37 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
     return tokens
 
 
+def lay_out(own: Host, batch: Batch, layers: range, tokens: Tokens, decodes: Decodes) -> None:
+    """Gives a batch whose prompts go through some layers its timeline, and what is predicted for it: for each layer its
+    share of what the prompts would add to the decodes in a whole pass."""
+    own.log.layers.add((batch.number, own.index, layers.start, layers.stop, own.view.layers))
+    batch.timeline = own.latency.layered(tokens, layers, batch.slowest, decodes)
+    without_s = own.predictor.batch_s((), decodes) if decodes.sequences else own.view.request_s
+    added_s = own.predictor.batch_s(tokens, decodes) - without_s
+    batch.predicted_s = without_s + added_s * len(layers) / own.view.layers
+
+
+def computed(own: Host, batch: Batch) -> Sequence[Part]:
+    """The parts whose tokens a batch that ends has computed. What it has not taken through the last layer waits, so
+    many layers further."""
+    layers = batch.layers
+    if layers is None:
+        return batch.parts
+    completes = own.view.completes(batch)
+    for job, new in batch.parts:
+        job.done_layers, job.layered_tokens = (0, 0) if completes else (layers.stop, new)
+        if not completes:
+            own.view.waiting.add(job)
+    return batch.parts if completes else ()
+
+
 def _admitted(_job: Job) -> None:
     """Nobody counts the sequences of an instance that only prefills."""
 
 
-def under_way(batch: Batch) -> None:
+def under_way(own: Host, batch: Batch) -> None:
     """What a batch was to compute of its prompts counts as done, and so as lost, when it is lost with them."""
-    for job, new in batch.parts:
+    for job, new in batch.parts if own.view.completes(batch) else ():
         job.done_tokens += new
 
 

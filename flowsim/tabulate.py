@@ -29,13 +29,15 @@ def request_tables(
     warmup_s: float,
     cooldown_s: float,
 ) -> dict[str, Columns]:
-    """`requests`, and those of `steps`, `tokens`, `failures`, `migrations` and `transfers` that there are."""
+    """`requests`, and those of `steps`, `tokens`, `layers`, `failures`, `migrations` and `transfers` that there are."""
     tables = {"requests": _requests(requests, log.requests, hardware, pools, warmup_s, cooldown_s)}
     if len(log.steps):
         tables |= {"steps": _columns(log.steps), "tokens": _columns(log.tokens)}
         tables["requests"] |= _decoded(tables, requests, log.requests)
     if len(log.steps) or log.requests.column("cached_tokens").any():
         tables["requests"] |= _counts(log.requests, len(requests), *_KV_COUNTS)
+    if len(log.layers):
+        tables["layers"] = _columns(log.layers)
     if len(log.failures):
         tables["failures"] = _columns(log.failures)
         tables["requests"] |= _counts(log.requests, len(requests), "requeued", "recomputed_tokens")

@@ -112,7 +112,8 @@ def make_view(
     """
     latency = latency or _a100()
     kv = KVPool(kv_blocks)
-    view = InstanceView(Exact(latency), kv, max_batches=max_batches, request_s=latency.profile.request_s)
+    profile = latency.profile
+    view = InstanceView(Exact(latency), kv, max_batches=max_batches, layers=profile.layers, request_s=profile.request_s)
     view.now_s = now_s
     for job in waiting:
         if job.done_tokens:

@@ -27,6 +27,7 @@ class InstanceView:
     those, prompts between their chunks, and what the step that runs will end. `evicted` says that in
     making room for what runs next a sequence lost its KV to the growth of others.
     `request_s` are the seconds of a first token that hold no GPU: work that ends at t is seen at t + request_s.
+    `layers` are the model's.
     """
 
     __slots__ = (
@@ -35,6 +36,7 @@ class InstanceView:
         "_predictor",
         "decodes",
         "evicted",
+        "layers",
         "max_batches",
         "max_sequences",
         "now_s",
@@ -52,6 +54,7 @@ class InstanceView:
         *,
         max_batches: float = 128,
         max_sequences: float = math.inf,
+        layers: int = 1,
         request_s: float = 0.0,
     ) -> None:
         self.now_s = 0.0
@@ -61,6 +64,7 @@ class InstanceView:
         self.decodes: dict[int, Job] = {}
         self.sequences = 0
         self.evicted = False
+        self.layers = layers
         self.max_batches = max_batches
         self.max_sequences = max_sequences
         self._predictor = predictor
@@ -77,19 +81,26 @@ class InstanceView:
         """Predicted seconds to the first token if `work` ran from now on, alone; never below 0.
 
         With P the predictor: a job that has not started has P(prompt); one between its chunks has
-        P(prompt) - P(done tokens) + request_s; a batch, running or suspended, has P(batch) less the seconds it
-        has been busy. `pass_s`, `check_s` and `request_s` are included; for a job between its chunks the `pass_s` of
-        its done tokens stands for that of the next chunk.
+        P(prompt) - P(done tokens) + request_s; one between groups of layers less of what those tokens add, by the
+        share of the layers done; a batch, running or suspended, has P(batch) less the seconds it has been busy.
+        `pass_s`, `check_s` and `request_s` are included; for a job between its chunks the `pass_s` of its done tokens
+        stands for that of the next chunk.
         """
         if work.is_waiting:
             left_s = self._alone_s.get(work.prompt_tokens)
             if left_s is None:
                 left_s = self._alone_s[work.prompt_tokens] = max(0.0, self._predictor.alone_s(work.prompt_tokens))
-            if not (work.done_tokens or self._kv.remembers):
-                return left_s
-            done_tokens = work.done_tokens or cached_tokens(self._kv, work)
+            done_tokens = work.done_tokens
+            if not (done_tokens or work.done_layers):
+                if not self._kv.remembers:
+                    return left_s
+                done_tokens = cached_tokens(self._kv, work)
             if done_tokens:
                 left_s += self.request_s - self._predictor.alone_s(done_tokens)
+            if work.done_layers:
+                before_s = self._predictor.alone_s(done_tokens) if done_tokens else self.request_s
+                group_s = self._predictor.alone_s(done_tokens + work.layered_tokens) - before_s
+                left_s -= work.done_layers / self.layers * group_s
         else:
             busy_s = work.done_s
             if work is self.running and self.now_s > work.since_s:
@@ -115,7 +126,7 @@ class InstanceView:
             return self._fits(parts, [job for job in decodes if job.id not in self.decodes])
         needed, block_tokens = 0, kv.block_tokens
         for job, _ in parts:
-            if not job.done_tokens:
+            if not (job.done_tokens or job.done_layers):
                 needed -= -job.prompt_tokens // block_tokens
         return needed <= kv.free_blocks and self._has_slot()
 
@@ -123,7 +134,7 @@ class InstanceView:
         """Likewise, of decodes those that are not sequences of this instance yet."""
         if self.blocks(parts, joining) > self._kv.free_blocks or not self._has_slot():
             return False
-        starting = sum(not job.done_tokens for job, _ in parts)
+        starting = sum(not (job.done_tokens or job.done_layers) for job, _ in parts)
         return self.sequences + starting + len(joining) <= self.max_sequences
 
     def _has_slot(self) -> bool:
@@ -134,7 +145,7 @@ class InstanceView:
         """KV blocks that starting these would take."""
         needed, kv = 0, self._kv
         for job, _ in parts:
-            if not job.done_tokens:
+            if not (job.done_tokens or job.done_layers):
                 blocks = kv.blocks(job.prompt_tokens)
                 needed += kv.needs(job.block_name, blocks) if kv.remembers else blocks
         for job in decodes:
@@ -142,12 +153,16 @@ class InstanceView:
                 needed += kv.blocks(job.context_tokens)
         return needed
 
+    def completes(self, batch: Batch) -> bool:
+        """Whether the tokens of a batch's prompts are computed when it ends: it takes them through the last layer."""
+        return batch.layers is None or batch.layers.stop == self.layers
+
     def left_tokens(self, job: Job) -> int:
         """Prompt tokens that a job would still compute, were it to go on now: not those of blocks in the prefix cache.
 
         Of a whole prompt in the cache one block's worth is left, or less: the last token is always computed.
         """
-        if job.done_tokens or not self._kv.remembers:
+        if job.done_tokens or job.done_layers or not self._kv.remembers:
             return job.left_tokens
         return job.prompt_tokens - cached_tokens(self._kv, job)
 

@@ -44,7 +44,9 @@ def operator_by_operator(
     latency = latency.bound(pass_tokens=cluster.pass_tokens, stops=policy.stops)
     kv = KVPool(kv_blocks, cluster.block_tokens)
     profile = latency.profile
-    view = InstanceView(Exact(latency), kv, max_batches=cluster.max_batches, request_s=profile.request_s)
+    view = InstanceView(
+        Exact(latency), kv, max_batches=cluster.max_batches, layers=profile.layers, request_s=profile.request_s
+    )
     coming = [request for request in requests if kv.blocks(request.prompt_tokens) <= kv_blocks]
     segments: list[tuple[int, float, float]] = []
     first_token_s: dict[int, float] = {}
