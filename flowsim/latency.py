@@ -145,8 +145,10 @@ class LatencyModel:
         `slowest` multiplies the operators' times: by how much the slowest rank of this batch is off. Ranks wait
         for one another at each all-reduce, so the group takes what its slowest rank takes, plus the all-reduces.
         """
-        if len(tokens) == 1 and tokens[0][1] == 0 and slowest == 1.0 and decodes is NO_DECODES:
-            return self.whole(tokens[0][0])
+        if len(tokens) == 1 and slowest == 1.0 and decodes is NO_DECODES:
+            new, cached = tokens[0]
+            if not cached:
+                return self._whole.get(new) or self.whole(new)
         asked = (tokens, slowest, decodes)
         if asked != self._asked:
             self._asked, self._answer = asked, self._lay_out(tokens, slowest, decodes)
@@ -331,8 +333,10 @@ class Exact:
 
     def batch_s(self, tokens: Tokens, decodes: Decodes = NO_DECODES) -> float:
         """The batch's timeline, plus `request_s`."""
-        if len(tokens) == 1 and tokens[0][1] == 0 and decodes is NO_DECODES:
-            return self.alone_s(tokens[0][0])
+        if len(tokens) == 1 and decodes is NO_DECODES:
+            new, cached = tokens[0]
+            if not cached:
+                return self._alone_s.get(new) or self.alone_s(new)
         if not tokens:
             return self.latency.iterations(decodes, 1).total_s + self._request_s
         return self.latency.timeline(tokens, 1.0, decodes).total_s + self._request_s
