@@ -1,12 +1,12 @@
-"""Layered prefill against chunked prefill, in an engine that decodes: the studies and the section of `docs/beyond.md`.
+"""Layered prefill against chunked prefill in an engine that decodes, for `docs/beyond.md`.
 
-On a mixture of experts and on a dense model, both on an H100, and against what its authors measured.
+On a mixture of experts and on a dense model, both on an H100, and beside what its authors measured.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,23 +14,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 import flowsim
-from experiments.beyond_markdown import table_of
 from flowsim import LatencyModel, Result, load_profile
 from flowsim.latency import Decodes
-from flowsim.report.style import PAGE_IN, drawn, figure_of, legend_above, looks
 from flowsim.tokens import token_times_s
 
-__all__ = ["STUDIES", "frontier_figure", "section"]
+__all__ = ["STUDIES"]
 
 Overrides = dict[str, Any]
 
 JOBS = 2
 SEEDS = (0, 1, 2)
 NUM_REQUESTS = 1000
-GOODPUT_REQUESTS = 500
+GOODPUT_REQUESTS = 300
 MOE, DENSE = "Qwen3-30B-A3B (128 experts)", "Llama-3-8B (dense)"
 MODELS = {MOE: "qwen3-30b-a3b", DENSE: "llama3-8b"}
 MEAN_TOKENS = 9194  # of the arXiv prompts of the paper's evaluation
@@ -138,7 +135,7 @@ def layered(folder: Path) -> pd.DataFrame:
                     measure=between_tokens,
                     seeds=SEEDS,
                     start_rps=rate_rps,
-                    precision=0.05,
+                    precision=0.1,
                     folder=folder / "runs",
                     jobs=JOBS,
                 )
@@ -215,9 +212,7 @@ def _in_groups(prompt_tokens: int, layers: int) -> list[Step]:
     count = math.ceil(prompt_tokens / 512)
     ends = [round(layers * group / count) for group in range(count + 1)]
     return [
-        lambda model, beside, group=range(first, last): model.layered(
-            [(prompt_tokens, 0)], group, 1.0, beside
-        ).total_s
+        lambda model, beside, group=range(first, last): model.layered([(prompt_tokens, 0)], group, 1.0, beside).total_s
         for first, last in pairwise(ends)
     ]
 
@@ -225,73 +220,3 @@ def _in_groups(prompt_tokens: int, layers: int) -> list[Step]:
 STUDIES: dict[str, Callable[[Path], pd.DataFrame | None]] = {
     study.__name__: study for study in (layered_experts, layered_published, layered_frontier, layered)
 }
-
-
-# ---------------------------------------------------------------- the page
-
-
-@drawn
-def frontier_figure(table: pd.DataFrame) -> Figure:
-    """Median TTFT against the 99th percentile of times between tokens, a panel a model, a point a size."""
-    figure = figure_of(PAGE_IN, 0.36)
-    panels = figure.subplots(1, len(MODELS), sharey=True)
-    look = looks(KINDS)
-    for axes, model in zip(panels, MODELS, strict=True):
-        for kind in KINDS:
-            own = table[(table.model == model) & (table.kind == kind)].sort_values("tokens")
-            x, y = 1e3 * own["ttft_s.p50"], 1e3 * own["tbt_p99_s"]
-            name = {"chunks": "chunks of n tokens", "layered": "layered prefill, groups of n tokens"}[kind]
-            kinds = look[kind]
-            axes.plot(x, y, kinds.marker, color=kinds.colour, linestyle=kinds.line, label=name, markersize=5)
-            for at, tokens in zip(zip(x, y, strict=True), own["tokens"], strict=True):
-                place = (4, 4) if kind == "chunks" else (-4, -9)
-                side = "left" if kind == "chunks" else "right"
-                axes.annotate(f"{tokens}", at, place, textcoords="offset points", fontsize=6, ha=side)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set(title=model, xlabel="TTFT, median [ms]")
-        axes.grid(alpha=0.4, which="both")
-    panels[0].set_ylabel("time between tokens, p99 [ms]")
-    legend_above(figure)
-    return figure
-
-
-def section(tables: Mapping[str, pd.DataFrame]) -> str:
-    """What `docs/beyond.md` says of it, from the tables alone."""
-    table = tables["layered"].set_index(["model", "workload", "policy"])
-    rows = [
-        [
-            *place,
-            f"{row['ttft_s.p50']:.3f}",
-            f"{row['ttft_s.p99']:.2f}",
-            f"{1e3 * row['tbt_p99_s']:.1f}",
-            f"{row['goodput_mean_rps']:.2f}",
-            f"{row['goodput_p99_rps']:.2f}",
-        ]
-        for place, row in table.iterrows()
-    ]
-    heads = ["model", "workload", "policy", "TTFT p50 [s]", "p99 [s]", "TBT p99 [ms]", "goodput, mean TBT", "p99 TBT"]
-    rates = " and ".join(f"{rate_rps:g} ({name})" for name, (_, rate_rps) in WORKLOADS.items())
-    return f"""
-## Layered prefill
-
-`policy=layered_prefill` (arXiv 2510.08055, [policies.md](policies.md)) takes whole prompts through the model a group of
-layers a step, beside decodes that go through all layers, where chunked prefill takes a chunk of tokens through all
-layers. One engine that decodes (`cluster=colocated`) on an H100, {NUM_REQUESTS} requests, {len(SEEDS)} seeds.
-*Chats* are `azure_conv`; *documents* are prompts of {MEAN_TOKENS} tokens on average with 200 of output, the mean of the
-arXiv prompts in the paper's evaluation (lognormal, CV 0.5: assumed). Times are at {rates} req/s, TBT over all tokens.
-**Goodput** here is the highest rate at which 90 % keep a TTFT of 5 times the idle one (at least 0.25 s) and
-{1e3 * TBT_SLO_S:g} ms between tokens, on average over a request, or for 99 % of its tokens.
-
-{table_of(heads, rows)}
-
-{_verdict(table)}
-
-![TTFT against time between tokens, by size](img/beyond_layered.png)
-
-*Documents* at {WORKLOADS["documents"][1]:g} req/s. {_frontier(tables["layered_frontier"])}
-
-{_experts(table)}
-
-{_published(tables["layered_published"])}
-"""
