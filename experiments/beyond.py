@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 import flowsim
-from experiments import suspension
+from experiments import beyond_layered, suspension
 from flowsim import LatencyModel, load_profile
 from flowsim.bound import BATCHINGS, goodput_bound
 from flowsim.config import build, compose
@@ -276,10 +276,14 @@ def misses(_folder: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["policy", "cause", "misses"])
 
 
-STUDIES: dict[str, Callable[[Path], pd.DataFrame | None]] = {
-    study.__name__: study
-    for study in (headline, scenarios, bounds, replays, misses, instances, fairness, errors, scales, checks)
-} | suspension.STUDIES
+STUDIES: dict[str, Callable[[Path], pd.DataFrame | None]] = (
+    {
+        study.__name__: study
+        for study in (headline, scenarios, bounds, replays, misses, instances, fairness, errors, scales, checks)
+    }
+    | suspension.STUDIES
+    | beyond_layered.STUDIES
+)
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 Four studies, some minutes on two cores: prefills held back while others decode, as in the report that the question
 comes from; newest first, where theory says how much a bound can repair; FlowPrefill's order under conditions in which
-suspended work might pile up, and under conditions drawn at random. Prints their section of `docs/beyond.md`; `experiments.beyond` has them too.
+suspended work might pile up, and under conditions drawn at random. Prints their section of `docs/beyond.md`;
+`experiments.beyond` has them too.
 """
 
 from __future__ import annotations

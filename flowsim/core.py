@@ -9,8 +9,8 @@ import enum
 import math
 import operator
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
 
 from flowsim.timeline import Iterations, Timeline
 
@@ -130,7 +130,7 @@ class Job:
         "start_s",
         "suspended_s",
     )
-    is_waiting = True
+    is_waiting: ClassVar[Literal[True]] = True
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -187,7 +187,6 @@ class Part(NamedTuple):
     tokens: int
 
 
-@dataclass(slots=True, eq=False)
 class Batch:
     """What runs together, as one unit and at the priority of its first part; members never change once started.
 
@@ -196,53 +195,81 @@ class Batch:
     layers of the model only (its decodes through all), from where they stopped last; their tokens are computed with the
     batch that takes them through the last layer. None: through all.
 
-    To an order a batch looks like its head: `id`, `arrival_s`, `slo_s`, `deadline_s`; `is_waiting` is False. The fields
-    after `layers` are the Instance's: `done_s` seconds of `timeline` have run by the last stop, `operators` of
-    them ended, `since_s` is when the segment now running began, after the `switch_s` that taking over cost,
-    `suspended_at_s` when the batch was paused (NaN unless it is suspended) and `suspended_s` for how long it was
-    before, `predicted_s` what the predictor gave for the whole batch when it started, `slowest` the factor of its
-    slowest rank, and `context` the number of decodes, their tokens of context in the first step, and the most of one.
+    To an order a batch looks like its head: `id`, `arrival_s`, `slo_s`, `deadline_s`; `is_waiting` is False. `tokens`
+    are all that it computes. `number` is -1 until it starts; all else is the Instance's, and there from then on:
+    `done_s` seconds of `timeline` have run by the last stop, `operators` of them ended, `since_s` is when the segment
+    now running began, after the `switch_s` that taking over cost, `suspended_at_s` when the batch was paused (NaN
+    unless it is suspended) and `suspended_s` for how long it was before, `predicted_s` what the predictor gave for the
+    whole batch when it started, `blocks` its KV blocks, `slowest` the factor of its slowest rank, and `context` the
+    number of decodes, their tokens of context in the first step, and the most of one.
+
+    Raises:
+        PolicyError: no member at all, or a part that is none.
     """
 
-    parts: Sequence[Part]
-    decodes: Sequence[Job] = ()
-    layers: range | None = None
-    number: int = -1
-    timeline: Timeline | Iterations = field(default=Timeline(()), repr=False)
-    predicted_s: float = math.nan
-    done_s: float = 0.0
-    operators: int = 0
-    since_s: float = math.nan
-    switch_s: float = 0.0
-    suspended_at_s: float = math.nan
-    suspended_s: float = 0.0
-    resumes: int = 0
-    blocks: int = 0
-    slowest: float = 1.0
-    context: tuple[int, int, int] = (0, 0, 0)
-    id: int = field(init=False)
-    slo_s: float = field(init=False)
-    arrival_s: float = field(init=False)
-    deadline_s: float = field(init=False)
-    tokens: int = field(init=False)
-    is_waiting: ClassVar[bool] = False
+    __slots__ = (
+        "arrival_s",
+        "blocks",
+        "context",
+        "deadline_s",
+        "decodes",
+        "done_s",
+        "id",
+        "layers",
+        "number",
+        "operators",
+        "parts",
+        "predicted_s",
+        "since_s",
+        "slo_s",
+        "slowest",
+        "suspended_at_s",
+        "suspended_s",
+        "switch_s",
+        "timeline",
+        "tokens",
+    )
+    is_waiting: ClassVar[Literal[False]] = False
+    timeline: Timeline | Iterations
+    predicted_s: float
+    blocks: int
+    slowest: float
+
+    def __init__(self, parts: Sequence[Part], decodes: Sequence[Job] = (), layers: range | None = None) -> None:
+        self.parts = parts = tuple(parts)
+        self.decodes = decodes = tuple(decodes)
+        self.layers = layers
+        self.number = -1
+        tokens = len(decodes)
+        try:
+            for part in parts:
+                tokens += part.tokens
+            head = parts[0].job if parts else decodes[0]
+        except IndexError:
+            raise PolicyError("a batch needs at least one part or decode; answer None to run nothing") from None
+        except (AttributeError, TypeError):
+            raise PolicyError(f"a batch is made of Part(job, tokens) with whole tokens; got {parts!r:.80}") from None
+        self.tokens = tokens
+        self.id = head.id
+        self.arrival_s = head.arrival_s
+        self.slo_s = head.slo_s
+        self.deadline_s = head.deadline_s
+
+    def begin(self, number: int, since_s: float, switch_s: float) -> None:
+        """It starts now."""
+        self.number = number
+        self.since_s = since_s
+        self.switch_s = switch_s
+        self.suspended_at_s = math.nan
+        self.done_s = self.suspended_s = 0.0
+        self.operators = 0
+        self.context = (0, 0, 0)
 
     @property
     def head(self) -> Job:
         """The job whose deadline the batch carries."""
         return self.parts[0].job if self.parts else self.decodes[0]
 
-    def __post_init__(self) -> None:
-        parts = self.parts = tuple(self.parts)
-        if self.decodes:
-            self.decodes = tuple(self.decodes)
-        elif not parts:
-            raise PolicyError("a batch needs at least one part or decode; answer None to run nothing")
-        tokens = len(self.decodes)
-        for part in parts:
-            if not (isinstance(part, Part) and isinstance(part.tokens, int)):
-                raise PolicyError(f"a batch is made of Part(job, tokens) with whole tokens; got {parts!r:.80}")
-            tokens += part.tokens
-        self.tokens = tokens
-        head = parts[0].job if parts else self.decodes[0]
-        self.id, self.arrival_s, self.slo_s, self.deadline_s = head.id, head.arrival_s, head.slo_s, head.deadline_s
+    def __repr__(self) -> str:
+        number = "new" if self.number < 0 else f"number {self.number}"
+        return f"Batch({list(self.parts)}, {list(self.decodes)}, {number})"

@@ -174,7 +174,7 @@ class DecodingStage:
             del self._admitted[job.id]
         self._ending[batch.number], self._emitting[batch.number] = ending, complete
 
-    def end(self, batch: Batch, operators: int) -> None:
+    def end(self, batch: Batch, operators: int) -> bool:
         """The batch's tokens are out: sequences that end give their blocks and slots back."""
         own = self._instance
         steps = 1 if batch.parts else operators // (5 * own.latency.profile.layers)
@@ -195,6 +195,7 @@ class DecodingStage:
             own.view.sequences -= 1
             own.log_request(job, token_s, Outcome.FINISHED)
             own.ended(job.request, token_s)
+        return all(job.done_tokens >= job.prompt_tokens for job, _ in batch.parts)
 
     def _count_tokens(self, batch: Batch, complete: list[Job], steps: int, token_s: float) -> None:
         """Notes which steps gave a token to whom; a job's tokens of adjacent steps are one run."""

@@ -98,6 +98,7 @@ class LatencyModel:
         ]
         curves = [*profile.dense[tp], *(one.curve for one in experts)]
         self._knots, self._lines = merge(curves, profile.all_reduce[tp])
+        self._sums_s: dict[int, tuple[float, ...]] = {}  # by tokens of a pass: at each boundary, what the lines give
         self._measured = [(one.name, one.measured_tokens) for one in curves]
         self._per_sequence = profile.per_sequence.get(tp, ())
         self._sequences_s: dict[int, float] = {0: 0.0}
@@ -145,8 +146,10 @@ class LatencyModel:
         `slowest` multiplies the operators' times: by how much the slowest rank of this batch is off. Ranks wait
         for one another at each all-reduce, so the group takes what its slowest rank takes, plus the all-reduces.
         """
-        if len(tokens) == 1 and tokens[0][1] == 0 and slowest == 1.0 and decodes is NO_DECODES:
-            return self.whole(tokens[0][0])
+        if len(tokens) == 1 and slowest == 1.0 and decodes is NO_DECODES:
+            new, cached = tokens[0]
+            if not cached:
+                return self._whole.get(new) or self.whole(new)
         asked = (tokens, slowest, decodes)
         if asked != self._asked:
             self._asked, self._answer = asked, self._lay_out(tokens, slowest, decodes)
@@ -229,10 +232,11 @@ class LatencyModel:
             cached += p
         prefilled = total
         total += decodes.sequences
-        lines = self._lines[bisect_left(self._knots, total)]
-        head_s, qkv_s, other_s, o_s, gate_s, down_s, tail_s, o_meet_s, down_meet_s = [
-            start + slope * total for start, slope in lines
-        ]
+        sums_s = self._sums_s.get(total)
+        if sums_s is None:
+            lines = self._lines[bisect_left(self._knots, total)]
+            sums_s = self._sums_s[total] = tuple([start + slope * total for start, slope in lines])
+        head_s, qkv_s, other_s, o_s, gate_s, down_s, tail_s, o_meet_s, down_meet_s = sums_s
         for all_s, missed in self._experts:
             down_s += all_s * (1.0 - missed**total)
         if self._per_sequence:
@@ -331,16 +335,20 @@ class Exact:
 
     def batch_s(self, tokens: Tokens, decodes: Decodes = NO_DECODES) -> float:
         """The batch's timeline, plus `request_s`."""
-        if len(tokens) == 1 and tokens[0][1] == 0 and decodes is NO_DECODES:
-            return self.alone_s(tokens[0][0])
+        if len(tokens) == 1 and decodes is NO_DECODES:
+            new, cached = tokens[0]
+            if not cached:
+                return self._alone_s.get(new) or self.alone_s(new)
         if not tokens:
             return self.latency.iterations(decodes, 1).total_s + self._request_s
         return self.latency.timeline(tokens, 1.0, decodes).total_s + self._request_s
 
 
-def _passes(tokens: Tokens, pass_tokens: int) -> list[list[tuple[int, int]]]:
+def _passes(tokens: Tokens, pass_tokens: int) -> Sequence[Tokens]:
     """The parts cut, in order, into passes of at most `pass_tokens` new tokens; a cut part's rest sees its
     earlier tokens as cached."""
+    if sum([new for new, _ in tokens]) <= pass_tokens:
+        return [tokens]
     passes: list[list[tuple[int, int]]] = [[]]
     room = pass_tokens
     for new, cached in tokens:

@@ -14,6 +14,7 @@ from flowsim.core import Batch, Job, Outcome, Part, Request
 from flowsim.kv import Blocks
 from flowsim.latency import NO_DECODES, Decodes, LatencyModel, Predictor, Tokens
 from flowsim.log import Log
+from flowsim.record import request_row
 from flowsim.view import InstanceView, cached_tokens
 
 __all__ = ["Host", "PrefillStage", "Stage", "computed", "has_started", "lay_out", "take_parts", "taken_up", "under_way"]
@@ -64,8 +65,9 @@ class Stage(Protocol):
         """Moves the jobs of a batch that will run to its end to where they will be then."""
         ...
 
-    def end(self, batch: Batch, operators: int) -> None:
-        """A batch ended now, after that many of its operators: its tokens are out."""
+    def end(self, batch: Batch, operators: int) -> bool:
+        """A batch ended now, after that many of its operators: its tokens are out. Answers whether all of its prompts
+        are complete."""
         ...
 
     def reserved_blocks(self) -> int:
@@ -116,15 +118,17 @@ class PrefillStage:
     def advance(self, batch: Batch) -> None:
         raise AssertionError("an instance that only prefills plans no batch ahead")
 
-    def end(self, batch: Batch, operators: int) -> None:
+    def end(self, batch: Batch, operators: int) -> bool:
         """Credits the batch's tokens: a prompt that is complete emits its first token, a cut one waits again."""
         own = self._instance
-        token_s = own.view.now_s + own.latency.profile.request_s
+        token_s = own.view.now_s + own.view.request_s
+        cut = False
         again: list[Job] = []
         for job, new in computed(own, batch):
-            job.done_tokens += new
-            if job.done_tokens < job.prompt_tokens:
+            job.done_tokens = done_tokens = job.done_tokens + new
+            if done_tokens < job.prompt_tokens:
                 own.view.waiting.add(job)
+                cut = True
                 continue
             job.generated_tokens += 1
             if job.prefill_instance < 0:
@@ -136,10 +140,11 @@ class PrefillStage:
                 self._handed(job)
             else:
                 own.kv.give(job.id)
-                own.log_request(job, token_s, Outcome.FINISHED)
+                own.log.requests.add(request_row(own.index, job, token_s, Outcome.FINISHED))
                 own.ended(job.request, token_s)
         if again:
             self._count_tokens(batch, again, token_s)
+        return not cut and own.view.completes(batch)
 
     def _count_tokens(self, batch: Batch, again: list[Job], token_s: float) -> None:
         """What is prefilled anew gets a token that is not its first: of a step, as where it is decoded."""
@@ -170,30 +175,40 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
     What the prefix cache holds of a prompt is done already: a part has at most what is left. `admitted` is called with
     each job that starts. Returns (new, cached) tokens of each part.
     """
-    waiting, kv, rows = own.view.waiting, own.kv, own.log.batches
-    fills = kv.remembers and own.view.completes(batch)
+    waiting, kv, add = own.view.waiting, own.kv, own.log.batches.add
+    remembers, number, index = kv.remembers, batch.number, own.index
+    fills = remembers and own.view.completes(batch)
     batch.slowest = slowest = own.slowest()
     tokens: list[tuple[int, int]] = []
-    for position, (job, new) in enumerate(batch.parts):
+    total = len(batch.decodes)
+    held_blocks = 0
+    for job, new in batch.parts:
         waiting.remove(job)
-        if not (job.done_tokens or job.done_layers):
-            job.done_tokens = found = cached_tokens(kv, job) if kv.remembers else 0
-            kv.take(job.id, kv.blocks(job.prompt_tokens), job.block_name)
+        done_tokens = job.done_tokens
+        if done_tokens or job.done_layers:
+            held_blocks += kv.held(job.id)
+        else:
+            blocks = kv.blocks(job.prompt_tokens)
+            if remembers:
+                job.done_tokens = done_tokens = cached_tokens(kv, job)
+                new = min(new, job.prompt_tokens - done_tokens)
+            kv.take(job.id, blocks, job.block_name)
+            held_blocks += blocks
             if job.start_s != job.start_s:
                 job.start_s = batch.since_s
-                job.cached_tokens = found
+                job.cached_tokens = done_tokens
             else:
-                job.recomputed_tokens -= found
+                job.recomputed_tokens -= done_tokens
             admitted(job)
-            new = min(new, job.prompt_tokens - found)
         if fills:
-            kv.fill(job.id, (job.done_tokens + new) // kv.block_tokens, job.block_name)
-        batch.blocks += kv.held(job.id)
-        tokens.append((new, job.done_tokens))
-        rows.add((batch.number, own.index, job.id, position, new, job.done_tokens, slowest))
-    if kv.remembers and any(part.tokens != new for part, (new, _) in zip(batch.parts, tokens, strict=True)):
-        batch.parts = tuple(Part(part.job, new) for part, (new, _) in zip(batch.parts, tokens, strict=True))
-        batch.tokens = len(batch.decodes) + sum(new for new, _ in tokens)
+            kv.fill(job.id, (done_tokens + new) // kv.block_tokens, job.block_name)
+        add((number, index, job.id, len(tokens), new, done_tokens, slowest))
+        tokens.append((new, done_tokens))
+        total += new
+    if remembers:
+        batch.parts = tuple([Part(job, new) for (job, _), (new, _) in zip(batch.parts, tokens, strict=True)])
+    batch.tokens = total
+    batch.blocks = held_blocks
     return tokens
 
 
@@ -234,7 +249,6 @@ def under_way(own: Host, batch: Batch) -> None:
 def taken_up(batch: Batch, now_s: float) -> None:
     """A suspended batch goes on: notes for how long it and its jobs were suspended."""
     waited_s = now_s - batch.suspended_at_s
-    batch.resumes += 1
     batch.since_s = now_s
     batch.switch_s = 0.0
     batch.suspended_s += waited_s

@@ -189,4 +189,5 @@ def _enums(columns: Columns, **names: Sequence[str]) -> Columns:
 
 def _named(codes: Array, names: Sequence[str]) -> Array:
     """Positions in a list of names to the names; NaN to None."""
-    return np.array([None if code != code else names[int(code)] for code in codes.tolist()], dtype=object)
+    named = np.array([*names, None], dtype=object)
+    return named[np.where(np.isnan(codes), len(names), codes).astype(np.int64)]

@@ -137,7 +137,8 @@ def _a100() -> LatencyModel:
 def _under_way(jobs: Sequence[Job], share: float, latency: LatencyModel, kv: KVPool) -> Batch:
     batch = Batch([Part(job, job.left_tokens) for job in jobs])
     tokens = [(part.tokens, part.job.done_tokens) for part in batch.parts]
-    batch.number = batch.id
+    batch.begin(batch.id, math.nan, 0.0)
+    batch.blocks, batch.slowest = 0, 1.0
     batch.timeline = latency.timeline(tokens)
     batch.predicted_s = Exact(latency).batch_s(tokens)
     batch.done_s, batch.operators = batch.timeline.next_stop(share * batch.timeline.total_s, Stops.OPERATOR)

@@ -15,6 +15,8 @@ from flowsim.queue import JobQueue
 
 __all__ = ["InstanceView"]
 
+INFINITE = math.inf
+
 
 class InstanceView:
     """What the scheduler of a real engine could know; it holds no output lengths. Policies only read it.
@@ -29,6 +31,7 @@ class InstanceView:
     """
 
     __slots__ = (
+        "_alone_s",
         "_kv",
         "_predictor",
         "decodes",
@@ -65,6 +68,7 @@ class InstanceView:
         self.max_batches = max_batches
         self.max_sequences = max_sequences
         self._predictor = predictor
+        self._alone_s: dict[int, float] = {}  # what the predictor has answered
         self._kv = kv
         self.request_s = request_s
 
@@ -82,10 +86,14 @@ class InstanceView:
         `pass_s`, `check_s` and `request_s` are included; for a job between its chunks the `pass_s` of its done tokens
         stands for that of the next chunk.
         """
-        if isinstance(work, Job):
-            left_s = self._predictor.alone_s(work.prompt_tokens)
+        if work.is_waiting:
+            left_s = self._alone_s.get(work.prompt_tokens)
+            if left_s is None:
+                left_s = self._alone_s[work.prompt_tokens] = max(0.0, self._predictor.alone_s(work.prompt_tokens))
             done_tokens = work.done_tokens
-            if not (done_tokens or work.done_layers) and self._kv.remembers:
+            if not (done_tokens or work.done_layers):
+                if not self._kv.remembers:
+                    return left_s
                 done_tokens = cached_tokens(self._kv, work)
             if done_tokens:
                 left_s += self.request_s - self._predictor.alone_s(done_tokens)
@@ -113,17 +121,23 @@ class InstanceView:
         A job takes the blocks of its whole prompt when its prefill starts, and keeps them between chunks; one whose
         prefill was done elsewhere takes those of its context when it joins the decodes, if it has not come with them.
         """
-        if decodes:
-            decodes = [job for job in decodes if job.id not in self.decodes]
-        if self.blocks(parts, decodes) > self._kv.free_blocks:
-            return False
-        if len(self.suspended) + (self.running is not None) >= self.max_batches:
-            return False
-        return self.max_sequences == math.inf or self.sequences + self._joining(parts, decodes) <= self.max_sequences
+        kv = self._kv
+        if decodes or kv.remembers or self.max_sequences < INFINITE:
+            return self._fits(parts, [job for job in decodes if job.id not in self.decodes])
+        needed, block_tokens = 0, kv.block_tokens
+        for job, _ in parts:
+            if not (job.done_tokens or job.done_layers):
+                needed -= -job.prompt_tokens // block_tokens
+        under_way = len(self.suspended.by_id) + (self.running is not None)
+        return needed <= kv.free_blocks and under_way < self.max_batches
 
-    def _joining(self, parts: Sequence[Part], decodes: Sequence[Job]) -> int:
-        """How many of these parts, and of these decodes that are to join, are no sequence of this instance yet."""
-        return sum(not (job.done_tokens or job.done_layers) for job, _ in parts) + len(decodes)
+    def _fits(self, parts: Sequence[Part], joining: Sequence[Job]) -> bool:
+        """Likewise, of decodes those that are not sequences of this instance yet."""
+        under_way = len(self.suspended.by_id) + (self.running is not None)
+        if self.blocks(parts, joining) > self._kv.free_blocks or under_way >= self.max_batches:
+            return False
+        starting = sum(not (job.done_tokens or job.done_layers) for job, _ in parts)
+        return self.sequences + starting + len(joining) <= self.max_sequences
 
     def blocks(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> int:
         """KV blocks that starting these would take."""

@@ -100,13 +100,13 @@ ONLY = {
     "contract": {"core", "names", "policy", "view"},
     "lockstep": {"core", "events"},
     "record": {"core", "log"},
-    "stage": {"core", "kv", "latency", "log", "view"},
+    "stage": {"core", "kv", "latency", "log", "record", "view"},
     "decoding": {"core", "latency", "stage", "timeline", "view"},
     "pool": {"latency", "names", "policy", "profile", "router"},
     "router": {"core", "names", "policy"},
     "hybrid": {"core", "policy", "queue", "timeline"},
     "link": {"core", "instance", "log", "pool"},
-    "proxied": {"core", "instance", "latency", "view"},
+    "proxied": {"core", "events", "instance", "latency", "view"},
     "failures": {"core", "instance", "log", "pool", "proxied", "record", "timeline"},
     "law": set(),
     "tables": {"log"},
@@ -138,7 +138,7 @@ ONLY = {
 }
 # Packages that only some modules may import, at the top or inside a function.
 KEPT_TO = {
-    "simpy": {"events", "instance", "cluster", "failures", "link", "lockstep", "moving", "proxied", "sim", "source"},
+    "simpy": {"events", "instance", "failures", "link", "lockstep", "moving", "proxied", "source"},
     "hydra": {"config", "variants", "__main__"},
     "omegaconf": {"config", "variants", "__main__"},
     "joblib": {"study"},

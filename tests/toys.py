@@ -105,6 +105,7 @@ def _put_on(batch: Batch, view: InstanceView, kv: KVPool, latency: LatencyModel,
         view.suspended.remove(batch)
     else:
         tokens = [(new, job.done_tokens) for job, new in batch.parts]
+        batch.begin(0, now_s, 0.0)
         batch.timeline, batch.predicted_s = latency.timeline(tokens), Exact(latency).batch_s(tokens)
         for job, _ in batch.parts:
             view.waiting.remove(job)
