@@ -32,7 +32,8 @@ does a bound
 cost? `python -m experiments.suspension` makes these tables alone.
 
 A TTFT is time queued, running and suspended. A bound takes from the last, and what is let go on makes others wait
-instead; what it does to the mean is small wherever little of all TTFT is suspension (the column *suspended*).
+instead; what it
+can repair is little wherever little of all TTFT is suspension (the column *suspended*).
 
 **Held back while others decode.** The pull request's rule suspends a prefill while many sequences decode, for
 nobody more
@@ -96,7 +97,7 @@ The trade by class ({suspension.NUM_REQUESTS} requests, means of {len(suspension
 
 {_trade(orders)}
 
-At 6 req/s there is nothing to gain: a bound of 5 s is never reached for long, and one of 50 ms costs text
+At 6 req/s there is nothing to gain: a bound of 5 s changes nothing, and one of 50 ms costs text
 {_points(orders, SHOWN[0], 0.05, "text"):.0f} points. At 10 req/s bounds of seconds cost all classes; 50 ms
 give search
 {-_points(orders, SHOWN[1], 0.05, "search"):.1f} points and file {-_points(orders, SHOWN[1], 0.05, "file"):.1f}, for
@@ -190,7 +191,7 @@ def _drawn(table: pd.DataFrame) -> str:
     return (
         f"{len(means)} conditions drawn at random (`experiments.suspension.random_conditions`: class shares, an SLO of "
         "0.3 to 60 s for each class whatever its length, KV memory, places, burstiness, loads of 0.8 to 1.1; "
-        f"{suspension.DRAWN_REQUESTS} requests, one seed each) have no other such case: the mean without a bound over "
+        f"{suspension.DRAWN_REQUESTS} requests, one seed each) do not double it either: the mean without a bound over "
         f"that with one is {'; '.join(words)}."
     )
 
@@ -259,7 +260,7 @@ def _extremes(orders: pd.DataFrame) -> str:
     }
     (best, best_s), (worst, worst_s) = max(found, key=found.__getitem__), min(found, key=found.__getitem__)
     return (
-        f"Where lengths differ the mean does not double: at most a bound makes it {found[best, best_s]:.2f} times "
+        f"Where lengths differ the mean does not double: here a bound makes it at most {found[best, best_s]:.2f} times "
         f"smaller ({best}, {best_s:g} s), and at worst {1.0 / found[worst, worst_s]:.1f} times larger ({worst}, "
         f"{worst_s:g} s)."
     )
