@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 
 import flowsim
+from experiments import beyond_layered
 from flowsim import LatencyModel, load_profile
 from flowsim.bound import BATCHINGS, goodput_bound
 from flowsim.config import build, compose
@@ -300,7 +301,7 @@ def misses(_folder: Path) -> pd.DataFrame:
 STUDIES: dict[str, Callable[[Path], pd.DataFrame | None]] = {
     study.__name__: study
     for study in (headline, scenarios, bounds, replays, misses, instances, suspension, fairness, errors, scales, checks)
-}
+} | beyond_layered.STUDIES
 
 
 def main() -> None:

@@ -23,13 +23,6 @@ started went on, and are not in the tables.
 
 ## What is not here
 
-- *Layered prefill* (arXiv 2510.08055) cuts the model into groups of layers; in each iteration one group of a prompt's
-  prefill runs with the decodes, which run all layers, and the prompt goes on to the next group in the next iteration.
-  Its gain is that no expert's weights are loaded once more for each chunk. In a pool that only prefills there are no
-  decodes between groups, and what remains are stops at the ends of groups, between `layer` and `pass`, both of which
-  are here. In `cluster=colocated` a step is a whole pass for all of its members: a batch with decodes cannot be stopped
-  inside, and a part is a number of tokens. Missing are a part that is a range of layers, a timeline of such a step
-  (decodes over all layers, the prompt over its group), and prompts whose KV is complete only for the layers done.
 - *Least remaining slack fraction* is built from its name (`flowsim.rivals.slack_fraction`): we found no paper
   to confirm its rule,
   least so what it does with requests that are already late; here they go last.

@@ -11,6 +11,7 @@ from scipy import stats
 
 from experiments import beyond
 from experiments.beyond_figures import ALONE, ANY, causes, shares
+from experiments.beyond_layered_page import frontier_figure, section
 from experiments.beyond_markdown import CLOSING, table_of, words, wrapped
 from flowsim.report.style import save
 
@@ -19,7 +20,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 def write(folder: Path, docs: Path = DOCS) -> None:
-    """`beyond.md` and two figures in the folder of the docs, from the tables in another.
+    """`beyond.md` and its figures in the folder of the docs, from the tables in another.
 
     Raises:
         ValueError: a table is missing.
@@ -32,6 +33,7 @@ def write(folder: Path, docs: Path = DOCS) -> None:
     bound = _bounds(tables["bounds"])
     save(shares(_pivot(tables["scenarios"]), bound), docs / "img" / "beyond_share.png")
     save(causes(tables["misses"]), docs / "img" / "beyond_causes.png")
+    save(frontier_figure(tables["layered_frontier"]), docs / "img" / "beyond_layered.png")
     sections = [
         _opening(folder),
         _best_possible(tables, bound),
@@ -45,6 +47,7 @@ def write(folder: Path, docs: Path = DOCS) -> None:
         _granularity(tables["checks"], tables["headline"]),
         _instances(tables["instances"], bound),
         _causes(tables["misses"]),
+        section(tables),
         CLOSING,
     ]
     (docs / "beyond.md").write_text("\n\n".join(map(wrapped, sections)) + "\n", encoding="utf-8")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from experiments import beyond
+from experiments import beyond_layered as layered
 from experiments.beyond_report import write
 
 CLASSES = {"text": 0.97, "image": 1.0, "search": 0.65, "file": 0.6}
@@ -18,6 +21,31 @@ def rows(cells, **columns):
         {"policy": name, "goodput_rps": 12.0 + place, "attained": 0.9, "decision_us": 20.0 + place} | CLASSES | columns
         for place, name in enumerate(cells)
     ]
+
+
+def layered_tables():
+    """Those on layered prefill: all alike, but where no rate holds and where an engine does not keep up."""
+    times = {"ttft_s.mean": 0.4, "ttft_s.p50": 0.3, "ttft_s.p99": 1.2, "tbt_mean_s": 0.01, "tbt_p50_s": 0.009}
+    times |= {"tbt_p99_s": 0.03}
+    goodput = {"goodput_mean_rps": 2.0, "goodput_p99_rps": float("nan")}
+    cells = list(itertools.product(layered.MODELS, layered.WORKLOADS, layered.POLICIES))
+    made = {
+        "layered": [{"model": m, "workload": w, "policy": p} | times | goodput for m, w, p in cells],
+        "layered_frontier": [
+            {"model": model, "kind": kind, "tokens": tokens} | times | {"tbt_p99_s": tokens / 1e4}
+            for model in layered.MODELS
+            for kind in layered.KINDS
+            for tokens in layered.SIZES
+        ],
+        "layered_published": [
+            {"rate_rps": rate_rps, "policy": policy} | times
+            for rate_rps in layered.RATES_RPS
+            for policy in layered.POLICIES
+        ],
+        "layered_experts": layered.layered_experts(Path()).to_dict("records"),
+    }
+    made["layered_frontier"][0]["ttft_s.p50"] = 100.0
+    return made
 
 
 @pytest.fixture
@@ -49,7 +77,7 @@ def tables(tmp_path):
         "errors": [row for sigma in beyond.SIGMAS for row in rows(beyond.CAUTIOUS, sigma=sigma)],
         "scales": [row for scale in beyond.SCALES for row in rows(beyond.TWO, slo_scale=scale)],
         "checks": [row for seed in beyond.SEEDS for row in rows(free, seed=seed)],
-    }
+    } | layered_tables()
     assert made.keys() == beyond.STUDIES.keys()
     for name, table in made.items():
         pd.DataFrame(table).to_csv(tmp_path / f"{name}.csv", index=False)
@@ -61,10 +89,12 @@ def tables(tmp_path):
 def test_the_page_has_every_section_and_no_number_is_missing(tables, tmp_path):
     write(tables, tmp_path / "docs")
     page = (tmp_path / "docs" / "beyond.md").read_text()
-    assert page.count("\n## ") == 13
+    assert page.count("\n## ") == 14
     assert "nan" not in page.split()
     assert "| Poisson | 20.0 | 20.0 | 75% | 85% |" in page  # 15 and 17 of 20
-    for figure in ("beyond_share.png", "beyond_causes.png"):
+    assert f"chunks of 256 on {layered.MOE} do not keep up (median 100 s)" in " ".join(page.split())
+    assert "| 2.00 | none |" in page
+    for figure in ("beyond_share.png", "beyond_causes.png", "beyond_layered.png"):
         assert f"img/{figure}" in page
         assert (tmp_path / "docs" / "img" / figure).stat().st_size > 0
 
