@@ -28,7 +28,7 @@ def layered_tables():
     """Those on layered prefill: all alike, but where no rate holds and where an engine does not keep up."""
     times = {"ttft_s.mean": 0.4, "ttft_s.p50": 0.3, "ttft_s.p99": 1.2, "tbt_mean_s": 0.01, "tbt_p50_s": 0.009}
     times |= {"tbt_p99_s": 0.03}
-    goodput = {"goodput_mean_rps": 2.0, "goodput_p99_rps": float("nan")}
+    goodput = {"goodput_mean_rps": 2.0, "goodput_p99_rps": 1.0}
     cells = list(itertools.product(layered.MODELS, layered.WORKLOADS, layered.POLICIES))
     made = {
         "layered": [{"model": m, "workload": w, "policy": p} | times | goodput for m, w, p in cells],
@@ -41,11 +41,12 @@ def layered_tables():
         "layered_published": [
             {"rate_rps": rate_rps, "policy": policy} | times
             for rate_rps in layered.RATES_RPS
-            for policy in layered.POLICIES
+            for policy in ("chunks of 512", "layered, groups of 512")
         ],
         "layered_experts": layered.layered_experts(Path()).to_dict("records"),
     }
     made["layered_frontier"][0]["ttft_s.p50"] = 100.0
+    made["layered"][0]["goodput_p99_rps"] = math.nan
     return made
 
 
