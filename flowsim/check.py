@@ -196,14 +196,16 @@ def _check_kv(result: Result) -> None:
 def _check_timelines(result: Result, pool: Mapping[str, Any], latency: LatencyModel) -> None:
     """A pool's segments lie end to end on their batch's timeline, and pause only where its policy may stop."""
     laid = [name for name in ("batches", "steps") if name in result.tables]
-    stops = Stops(pool["stops"])
-    bound = latency.bound(pass_tokens=pool["pass_tokens"], stops=stops)
-    timelines = _timelines({name: _of_pool(result.tables[name], pool) for name in laid}, bound)
+    usual = Stops(pool["stops"])
+    bound = latency.bound(pass_tokens=pool["pass_tokens"], stops=usual)
+    tables = {name: _of_pool(result.tables[name], pool) for name in laid}
+    own = _own_stops(tables["batches"])
+    timelines = _timelines(tables, bound, own)
     reached: dict[int, tuple[int, float]] = {}
     table = _of_pool(result.tables["segments"], pool)
     columns = ("batch", "start_s", "end_s", "first_op", "last_op", "ended")
     for number, start_s, end_s, first, last, ended in zip(*(table[name].tolist() for name in columns), strict=True):
-        timeline = timelines.get(number)
+        timeline, stops = timelines.get(number), own.get(number, usual)
         if timeline is None:  # a run of decodes that was cut in its first step
             cut = ended in (Ended.CUT.value, Ended.FAILED.value)
             hold("8 only what was cut lacks its timeline", cut, number, ended)
@@ -240,8 +242,21 @@ def _of_pool(table: Columns, pool: Mapping[str, Any]) -> Columns:
     return {name: cells[rows] for name, cells in table.items()}
 
 
-def _timelines(tables: Mapping[str, Columns], latency: LatencyModel) -> Mapping[int, Timeline | Iterations]:
-    """The timeline of every batch; of a run of decodes that part of it which ran."""
+def _own_stops(batches: Columns) -> Mapping[int, Stops]:
+    """The stops of each batch that has its own."""
+    if "stops" not in batches:
+        return {}
+    return {
+        number: Stops(name)
+        for number, name in zip(batches["batch"].tolist(), batches["stops"].tolist(), strict=True)
+        if name is not None
+    }
+
+
+def _timelines(
+    tables: Mapping[str, Columns], latency: LatencyModel, own: Mapping[int, Stops]
+) -> Mapping[int, Timeline | Iterations]:
+    """The timeline of every batch, with the checks of its stops; of a run of decodes that part of it which ran."""
     batches = tables["batches"]
     parts: dict[int, list[tuple[int, int]]] = {}
     slowest: dict[int, float] = {}
@@ -257,7 +272,9 @@ def _timelines(tables: Mapping[str, Columns], latency: LatencyModel) -> Mapping[
         for number, count, factor, *context in zip(*(steps[name].tolist() for name in names), strict=True):
             decodes[number], counts[number], slowest[number] = Decodes(*context), count, factor
     made: dict[int, Timeline | Iterations] = {
-        number: latency.timeline(tokens, slowest[number], decodes.get(number, NO_DECODES))
+        number: latency.stopping(own.get(number, latency.stops)).timeline(
+            tokens, slowest[number], decodes.get(number, NO_DECODES)
+        )
         for number, tokens in parts.items()
     }
     for number in decodes.keys() - parts.keys():

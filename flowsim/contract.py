@@ -54,6 +54,8 @@ def batch_breach(batch: Batch, view: InstanceView) -> Breach | None:
         if decoding.get(job.id) is not job and not (job in view.waiting and not job.left_tokens):
             allowed = "jobs of view.decoding, or of view.waiting with no tokens left, once each"
             return Breach(f"decodes request {job.id}, which has no KV here to decode from", allowed)
+    if batch.stops is not None and batch.decodes:
+        return Breach("gave stops to a batch that decodes", "stops of its own for a batch of prompts alone")
     waiting, parts = view.waiting, batch.parts
     for job, new in parts:
         if job not in waiting:

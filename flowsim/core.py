@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from flowsim.timeline import Iterations, Timeline
+from flowsim.timeline import Iterations, Stops, Timeline
 
 __all__ = ["Batch", "FailedRunsError", "Job", "Outcome", "Part", "PolicyError", "Reason", "Request"]
 
@@ -187,10 +187,11 @@ class Batch:
     """What runs together, as one unit and at the priority of its first part; members never change once started.
 
     `parts` prefill, and each of `decodes` gains a token. A batch of decodes alone may run several iterations, up to the
-    first member's last token, and ends at whichever it is stopped after.
+    first member's last token, and ends at whichever it is stopped after. It may be stopped at `stops`, and pays for their
+    checks; None: at its policy's.
 
     To an order a batch looks like its head: `id`, `arrival_s`, `slo_s`, `deadline_s`; `is_waiting` is False. The fields
-    after `decodes` are the Instance's: `done_s` seconds of `timeline` have run by the last stop, `operators` of
+    after `stops` are the Instance's: `done_s` seconds of `timeline` have run by the last stop, `operators` of
     them ended, `since_s` is when the segment now running began, after the `switch_s` that taking over cost,
     `suspended_at_s` when the batch was paused (NaN unless it is suspended) and `suspended_s` for how long it was
     before, `predicted_s` what the predictor gave for the whole batch when it started, `slowest` the factor of its
@@ -199,6 +200,7 @@ class Batch:
 
     parts: Sequence[Part]
     decodes: Sequence[Job] = ()
+    stops: Stops | None = None
     number: int = -1
     timeline: Timeline | Iterations = field(default=Timeline(()), repr=False)
     predicted_s: float = math.nan

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from flowsim.core import Batch, Job, Outcome, Request
 from flowsim.latency import NO_DECODES
-from flowsim.stage import Host, take_parts, under_way
+from flowsim.stage import Host, checks_beyond_s, hardware_of, take_parts, under_way
 from flowsim.timeline import Iterations
 from flowsim.view import context_of
 
@@ -100,12 +100,13 @@ class DecodingStage:
                 view.decodes[job.id] = job
                 self._admit(job)
         decodes = context_of(batch.decodes) if batch.decodes else NO_DECODES
+        batch.predicted_s = own.predictor.batch_s(tokens, decodes)
         if tokens:
-            batch.timeline = own.latency.timeline(tokens, batch.slowest, decodes)
+            batch.timeline = hardware_of(own, batch).timeline(tokens, batch.slowest, decodes)
+            batch.predicted_s += checks_beyond_s(own, batch)
         else:
             batch.timeline = own.latency.iterations(decodes, self._steps(batch), batch.slowest)
         batch.context = decodes
-        batch.predicted_s = own.predictor.batch_s(tokens, decodes)
 
     def _admit(self, job: Job) -> None:
         self._instance.view.sequences += 1

@@ -89,7 +89,9 @@ class Log:
         self.segments = Table(
             "instance", "batch", "start_s", "end_s", "first_op", "last_op", "tokens", "ended", "switch_s", "barrier_s"
         )
-        self.batches = Table("batch", "instance", "request", "position", "tokens", "cached_tokens", "slowest_rank")
+        self.batches = Table(
+            "batch", "instance", "request", "position", "tokens", "cached_tokens", "slowest_rank", "stops"
+        )
         self.preemptions = Table("instance", "flagged_s", "stopped_s", "batch", "victim", "by", "paused")
         self.kv = Table("t_s", "instance", "free_blocks", "suspended_blocks")
         self.steps = Table(

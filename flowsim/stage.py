@@ -14,9 +14,15 @@ from flowsim.core import Batch, Job, Outcome, Part, Request
 from flowsim.kv import Blocks
 from flowsim.latency import LatencyModel, Predictor
 from flowsim.log import Log
+from flowsim.timeline import Stops, Timeline
 from flowsim.view import InstanceView, cached_tokens
 
-__all__ = ["Host", "PrefillStage", "Stage", "has_started", "take_parts", "taken_up", "under_way"]
+__all__ = [
+    "Host", "PrefillStage", "Stage",
+    "checks_beyond_s", "hardware_of", "has_started", "take_parts", "taken_up", "under_way",
+]  # fmt: skip
+
+_STOPS: dict[Stops | None, float] = {None: math.nan, **{stops: float(place) for place, stops in enumerate(Stops)}}
 
 
 class Host(Protocol):
@@ -107,8 +113,8 @@ class PrefillStage:
     def take(self, batch: Batch) -> None:
         own = self._instance
         tokens = take_parts(own, batch, _admitted)
-        batch.timeline = own.latency.timeline(tokens, batch.slowest)
-        batch.predicted_s = own.predictor.batch_s(tokens)
+        batch.timeline = hardware_of(own, batch).timeline(tokens, batch.slowest)
+        batch.predicted_s = own.predictor.batch_s(tokens) + checks_beyond_s(own, batch)
 
     def advance(self, batch: Batch) -> None:
         raise AssertionError("an instance that only prefills plans no batch ahead")
@@ -169,6 +175,7 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
     """
     waiting, kv, rows = own.view.waiting, own.kv, own.log.batches
     batch.slowest = slowest = own.slowest()
+    stops = _STOPS[batch.stops]
     tokens: list[tuple[int, int]] = []
     for position, (job, new) in enumerate(batch.parts):
         waiting.remove(job)
@@ -186,11 +193,26 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
             kv.fill(job.id, (job.done_tokens + new) // kv.block_tokens, job.block_name)
         batch.blocks += kv.held(job.id)
         tokens.append((new, job.done_tokens))
-        rows.add((batch.number, own.index, job.id, position, new, job.done_tokens, slowest))
+        rows.add((batch.number, own.index, job.id, position, new, job.done_tokens, slowest, stops))
     if kv.remembers and any(part.tokens != new for part, (new, _) in zip(batch.parts, tokens, strict=True)):
         batch.parts = tuple(Part(part.job, new) for part, (new, _) in zip(batch.parts, tokens, strict=True))
         batch.tokens = len(batch.decodes) + sum(new for new, _ in tokens)
     return tokens
+
+
+def hardware_of(own: Host, batch: Batch) -> LatencyModel:
+    """The instance's hardware with the checks of the batch's own stops, if it has some."""
+    return own.latency if batch.stops is None else own.latency.stopping(batch.stops)
+
+
+def checks_beyond_s(own: Host, batch: Batch) -> float:
+    """Seconds of checks that a batch has beyond those of its policy's stops, for which the predictor answers: a
+    scheduler knows how many it adds or leaves out, and what one costs."""
+    if batch.stops is None:
+        return 0.0
+    assert isinstance(batch.timeline, Timeline)
+    passes = len(batch.timeline.passes)
+    return hardware_of(own, batch).checks_s(passes) - own.latency.checks_s(passes)
 
 
 def _admitted(_job: Job) -> None:

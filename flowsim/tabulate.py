@@ -13,6 +13,7 @@ from flowsim.core import Outcome, Reason, Request
 from flowsim.latency import LatencyModel
 from flowsim.log import Columns, Ended, Log, Table
 from flowsim.tables import is_float, whole
+from flowsim.timeline import Stops
 from flowsim.tokens import tbt_columns
 
 __all__ = ["event_tables", "request_tables"]
@@ -52,12 +53,18 @@ def event_tables(log: Log) -> dict[str, Columns]:
     """`segments`, `batches`, `preemptions` and `kv`, as far as the log has kept their rows."""
     tables = {
         "segments": _enums(_columns(log.segments), ended=[ended.value for ended in Ended]),
-        "batches": _columns(log.batches),
+        "batches": _batches(log.batches),
         "preemptions": _columns(log.preemptions),
         "kv": _columns(log.kv),
     }
     tables["preemptions"]["paused"] = tables["preemptions"]["paused"].astype(bool)
     return tables
+
+
+def _batches(table: Table) -> Columns:
+    """The batch table; `stops` only where some batch has its own."""
+    columns, stops = _columns(table, but="stops"), table.column("stops")
+    return columns | ({} if np.isnan(stops).all() else {"stops": _named(stops, [one.value for one in Stops])})
 
 
 def _requests(
@@ -176,8 +183,8 @@ def _hashes(requests: Sequence[Request]) -> Columns:
     return {"prefix_hashes": np.array([" ".join(map(str, r.prefix_hashes)) or None for r in requests], dtype=object)}
 
 
-def _columns(table: Table) -> Columns:
-    columns = {name: table.column(name) for name in table.columns}
+def _columns(table: Table, but: str = "") -> Columns:
+    columns = {name: table.column(name) for name in table.columns if name != but}
     return {name: cells if is_float(name) else cells.astype(np.int64) for name, cells in columns.items()}
 
 

@@ -99,7 +99,7 @@ def make_view(
     kv_blocks: int = 10_000,
     max_batches: int = 128,
 ) -> InstanceView:
-    """A View at one moment, with the exact predictor.
+    """A View at one moment, with the exact predictor; all that is there has arrived in the order of ids.
 
     Args:
         now_s: the time of the decision.
@@ -112,7 +112,8 @@ def make_view(
     """
     latency = latency or _a100()
     kv = KVPool(kv_blocks)
-    view = InstanceView(Exact(latency), kv, max_batches=max_batches, request_s=latency.profile.request_s)
+    request_s = latency.profile.request_s
+    view = InstanceView(Exact(latency), kv, hardware=latency, max_batches=max_batches, request_s=request_s)
     view.now_s = now_s
     for job in waiting:
         if job.done_tokens:
@@ -125,6 +126,9 @@ def make_view(
     if running is not None:
         view.running = _under_way(*running, latency, kv)
         view.running.since_s = now_s
+    started = [*view.suspended, *([view.running] if view.running is not None else [])]
+    here = [*view.waiting, *(job for batch in started for job, _ in batch.parts)]
+    view.arrived.extend(sorted(here, key=lambda job: job.id))
     return view
 
 
@@ -246,4 +250,5 @@ def _named(answer: Batch | None) -> str:
     if answer is None:
         return "nothing"
     parts = ", ".join(f"{tokens} tokens of {job.id}" for job, tokens in answer.parts)
-    return f"{'a new batch' if answer.number < 0 else 'the batch'} of {parts}"
+    stops = f" with {answer.stops.value} stops" if answer.stops is not None else ""
+    return f"{'a new batch' if answer.number < 0 else 'the batch'} of {parts}{stops}"

@@ -6,14 +6,20 @@ The Instance keeps it up to date; tests and users build their own (see `flowsim.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 
 from flowsim.core import Batch, Job, Part
 from flowsim.kv import Blocks
-from flowsim.latency import Decodes, Predictor
+from flowsim.latency import Decodes, LatencyModel, Predictor
+from flowsim.policy import Pauses
 from flowsim.queue import JobQueue
+from flowsim.timeline import Stops
 
-__all__ = ["InstanceView"]
+__all__ = ["ARRIVED", "InstanceView"]
+
+ARRIVED = 64
+"""The latest arrivals that a view remembers."""
 
 
 class InstanceView:
@@ -24,12 +30,15 @@ class InstanceView:
     that gain a token with each batch they are in; `sequences` counts all that hold KV here:
     those, prompts between their chunks, and what the step that runs will end. `evicted` says that in
     making room for what runs next a sequence lost its KV to the growth of others.
+    `arrived` are the latest requests that came here, at most `ARRIVED`, the oldest first, wherever they are now.
     `request_s` are the seconds of a first token that hold no GPU: work that ends at t is seen at t + request_s.
     """
 
     __slots__ = (
+        "_hardware",
         "_kv",
         "_predictor",
+        "arrived",
         "decodes",
         "evicted",
         "max_batches",
@@ -50,8 +59,10 @@ class InstanceView:
         max_batches: float = 128,
         max_sequences: float = math.inf,
         request_s: float = 0.0,
+        hardware: LatencyModel | None = None,
     ) -> None:
         self.now_s = 0.0
+        self.arrived: deque[Job] = deque(maxlen=ARRIVED)
         self.waiting: JobQueue[Job] = JobQueue(self)
         self.suspended: JobQueue[Batch] = JobQueue(self)
         self.running: Batch | None = None
@@ -60,6 +71,7 @@ class InstanceView:
         self.evicted = False
         self.max_batches = max_batches
         self.max_sequences = max_sequences
+        self._hardware = hardware
         self._predictor = predictor
         self._kv = kv
         self.request_s = request_s
@@ -97,6 +109,19 @@ class InstanceView:
         if not decodes:
             return self._predictor.batch_s(tokens)
         return self._predictor.batch_s(tokens, context_of(decodes))
+
+    def pauses(self, parts: Sequence[Part], stops: Stops) -> Pauses:
+        """What a batch of these parts pays for being stoppable at these stops, and what that is worth to who comes.
+
+        Read from the operators' profile, which predictors that err do not change.
+        """
+        hardware = self._hardware
+        if hardware is None:
+            raise ValueError("this view knows no operators: give InstanceView its hardware")
+        timeline = hardware.timeline([(part.tokens, part.job.done_tokens) for part in parts])
+        wait_s = timeline.mean_wait_s(stops, passed=1 if hardware.tp > 1 and stops.operators else 0)
+        barrier_s = hardware.barrier_s if hardware.tp > 1 and stops.operators else 0.0
+        return Pauses(hardware.stopping(stops).checks_s(len(timeline.passes)), wait_s + barrier_s)
 
     def fits(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> bool:
         """Whether a batch of these may start now: its KV blocks are free, and a batch slot and sequence slots are.
