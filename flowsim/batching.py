@@ -51,29 +51,35 @@ class TokenBudget:
     def form(self, head: Job, view: View, order: Order) -> Batch | None:
         if view.running is not None and view.running.parts:
             return view.running
-        decodes = list(view.decoding)
-        running = len(decodes)
-        parts: list[Part] = []
-        room = self.tokens - running
-        blocked = view.evicted
-        for job in view.waiting.by(order):
-            if room <= 0:
-                break
-            part = Part(job, min(view.left_tokens(job), room, self.chunk or room))
-            if not part.tokens:
-                if view.fits(parts, [*decodes[running:], job]):
-                    decodes.append(job)
-                    room -= 1
-                continue
-            if not job.done_tokens:
-                blocked = blocked or not view.fits([*parts, part], decodes[running:])
-                if blocked:
-                    continue
-            parts.append(part)
-            room -= part.tokens
-        if view.running is not None and not parts and len(decodes) == running:
+        decodes = view.decoding
+        parts, joining = filled(view, order, self.tokens - len(decodes), self.chunk)
+        if view.running is not None and not parts and not joining:
             return view.running
-        return Batch(parts, decodes) if parts or decodes else None
+        return Batch(parts, [*decodes, *joining]) if parts or joining or decodes else None
+
+
+def filled(view: View, order: Order, room: int, chunk: int | None = None) -> tuple[list[Part], list[Job]]:
+    """What shares `room` tokens of a pass, in an order: prompts, the last one cut to fit, and the jobs that join the
+    decodes, a token each. See `TokenBudget`."""
+    parts: list[Part] = []
+    joining: list[Job] = []
+    blocked = view.evicted
+    for job in view.waiting.by(order):
+        if room <= 0:
+            break
+        part = Part(job, min(view.left_tokens(job), room, chunk or room))
+        if not part.tokens:
+            if view.fits(parts, [*joining, job]):
+                joining.append(job)
+                room -= 1
+            continue
+        if not job.done_tokens:
+            blocked = blocked or not view.fits([*parts, part], joining)
+            if blocked:
+                continue
+        parts.append(part)
+        room -= part.tokens
+    return parts, joining
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,31 +112,34 @@ class SLOAware:
             )
 
     def form(self, head: Job, view: View, order: Order) -> Batch | None:
-        parts = [Part(head, head.left_tokens)]
+        tokens = head.prompt_tokens - head.done_tokens
+        parts = [Part(head, tokens)]
         if not view.fits(parts):
             return None
-        left_s = head.deadline_s - view.now_s
-        is_small = parts[0].tokens < self.tokens and left_s >= self.reserve * head.slo_s
-        if is_small and view.running is None and len(view.waiting) > 1:
-            self._fill(parts, left_s, view, order)
+        if view.running is None and tokens < self.tokens and len(view.waiting) > 1:
+            left_s = head.deadline_s - view.now_s
+            if left_s >= self.reserve * head.slo_s:
+                parts = self._filled(parts, left_s, view, order)
         return Batch(parts)
 
-    def _fill(self, parts: list[Part], left_s: float, view: View, order: Order) -> None:
-        """Adds those who join the head, whose deadline is `left_s` seconds away."""
-        head, total = parts[0]
+    def _filled(self, parts: list[Part], left_s: float, view: View, order: Order) -> list[Part]:
+        """The head, whose deadline is `left_s` seconds away, with those who join it."""
+        head, tokens = parts[0]
+        room = self.tokens - tokens
         reserve_s = self.reserve * head.slo_s
         limit = None if self.lookahead == math.inf else int(self.lookahead) + 1
         for job in islice(view.waiting.by(order), limit):
-            tokens = job.prompt_tokens - job.done_tokens
-            if total + tokens > self.tokens or job is head:
+            if job.prompt_tokens - job.done_tokens > room or job is head:
                 continue
+            tokens = job.prompt_tokens - job.done_tokens
             joined = [*parts, Part(job, tokens)]
             if not view.fits(joined):
                 continue
             if left_s - view.cost_s(joined) < reserve_s:
                 break
-            parts.append(joined[-1])
-            total += tokens
+            parts = joined
+            room -= tokens
+        return parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flowsim.check_layers import check_layers, completes, layers_of
 from flowsim.check_migrations import came_s, check_migrations
 from flowsim.check_transfers import check_transfers
 from flowsim.core import Outcome
@@ -41,6 +42,8 @@ def check_result(result: Result, latency: LatencyModel | Mapping[str, LatencyMod
     _check_kv(result)
     if "steps" in result.tables:
         _check_decodes(result)
+    if "layers" in result.tables:
+        check_layers(result.tables)
     if "transfers" in result.tables:
         check_transfers(result)
     if "migrations" in result.tables:
@@ -81,7 +84,8 @@ def _check_tokens(result: Result) -> None:
     """The tokens computed for a request are its prompt, no more and no less; none for a rejected one."""
     requests, batches = result.tables["requests"], result.tables["batches"]
     done = requests["outcome"] == Outcome.FINISHED.value
-    computed = np.bincount(batches["request"], weights=batches["tokens"], minlength=len(done))
+    tokens = batches["tokens"] * completes(result.tables)
+    computed = np.bincount(batches["request"], weights=tokens, minlength=len(done))
     prompt = requests["prompt_tokens"]
     if "evictions" in requests:
         prompt = prompt - requests["cached_tokens"] + requests["recomputed_tokens"]
@@ -195,12 +199,11 @@ def _check_kv(result: Result) -> None:
 
 def _check_timelines(result: Result, pool: Mapping[str, Any], latency: LatencyModel) -> None:
     """A pool's segments lie end to end on their batch's timeline, and pause only where its policy may stop."""
-    laid = [name for name in ("batches", "steps") if name in result.tables]
-    usual = Stops(pool["stops"])
-    bound = latency.bound(pass_tokens=pool["pass_tokens"], stops=usual)
+    laid = [name for name in ("batches", "steps", "layers", "stops") if name in result.tables]
     tables = {name: _of_pool(result.tables[name], pool) for name in laid}
-    own = _own_stops(tables["batches"])
-    timelines = _timelines(tables, bound, own)
+    usual, own = Stops(pool["stops"]), _own_stops(tables)
+    bound = latency.bound(pass_tokens=pool["pass_tokens"], stops=usual)
+    timelines = _timelines(tables, bound)
     reached: dict[int, tuple[int, float]] = {}
     table = _of_pool(result.tables["segments"], pool)
     columns = ("batch", "start_s", "end_s", "first_op", "last_op", "ended")
@@ -242,21 +245,17 @@ def _of_pool(table: Columns, pool: Mapping[str, Any]) -> Columns:
     return {name: cells[rows] for name, cells in table.items()}
 
 
-def _own_stops(batches: Columns) -> Mapping[int, Stops]:
-    """The stops of each batch that has its own."""
-    if "stops" not in batches:
+def _own_stops(tables: Mapping[str, Columns]) -> Mapping[int, Stops]:
+    """By the number of the batch, its stops; those that have their policy's are not in it."""
+    table = tables.get("stops")
+    if table is None:
         return {}
-    return {
-        number: Stops(name)
-        for number, name in zip(batches["batch"].tolist(), batches["stops"].tolist(), strict=True)
-        if name is not None
-    }
+    named = zip(table["batch"].tolist(), table["stops"].tolist(), strict=True)
+    return {number: Stops(name) for number, name in named}
 
 
-def _timelines(
-    tables: Mapping[str, Columns], latency: LatencyModel, own: Mapping[int, Stops]
-) -> Mapping[int, Timeline | Iterations]:
-    """The timeline of every batch, with the checks of its stops; of a run of decodes that part of it which ran."""
+def _timelines(tables: Mapping[str, Columns], latency: LatencyModel) -> Mapping[int, Timeline | Iterations]:
+    """The timeline of every batch; of a run of decodes that part of it which ran."""
     batches = tables["batches"]
     parts: dict[int, list[tuple[int, int]]] = {}
     slowest: dict[int, float] = {}
@@ -271,12 +270,14 @@ def _timelines(
         names = ("batch", "steps", "slowest_rank", "decodes", "context_tokens", "longest_tokens")
         for number, count, factor, *context in zip(*(steps[name].tolist() for name in names), strict=True):
             decodes[number], counts[number], slowest[number] = Decodes(*context), count, factor
-    made: dict[int, Timeline | Iterations] = {
-        number: latency.stopping(own.get(number, latency.stops)).timeline(
-            tokens, slowest[number], decodes.get(number, NO_DECODES)
-        )
-        for number, tokens in parts.items()
-    }
+    made: dict[int, Timeline | Iterations] = {}
+    groups, own = layers_of(tables), _own_stops(tables)
+    for number, tokens in parts.items():
+        factor, beside = slowest[number], decodes.get(number, NO_DECODES)
+        if number in groups:
+            made[number] = latency.layered(tokens, groups[number], factor, beside)
+        else:
+            made[number] = latency.stopping(own.get(number, latency.stops)).timeline(tokens, factor, beside)
     for number in decodes.keys() - parts.keys():
         made[number] = latency.iterations(decodes[number], counts[number], slowest[number])
     return made

@@ -14,10 +14,10 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-import simpy
 
 from flowsim.core import Job, Outcome, Request
 from flowsim.decoding import DecodingStage
+from flowsim.events import Clock
 from flowsim.failures import Outages, requeued
 from flowsim.instance import Instance
 from flowsim.kv import Blocks, KVPool, PrefixPool, pool_blocks
@@ -48,6 +48,7 @@ class Fleet:
         log: where everything is written.
         seed: of the ranks' jitter.
         ended: called with each request and the second at which it ended.
+        inspect: called with each request and the hardware that it is sent to, to raise where that may not be.
 
     Raises:
         ValueError: a pool whose model does not fit its GPUs, or which the router names and nobody has.
@@ -55,7 +56,7 @@ class Fleet:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         cluster: Cluster,
         *,
         router: Router,
@@ -65,6 +66,7 @@ class Fleet:
         log: Log,
         seed: int,
         ended: Callable[[Request, float], None],
+        inspect: Callable[[Request, LatencyModel], None] | None = None,
     ) -> None:
         self.hardware: dict[str, LatencyModel] = {}  # of each pool, bound to its passes and stops
         self.pools: dict[str, dict[str, Any]] = {}  # as `run.json` has them
@@ -72,6 +74,7 @@ class Fleet:
         self._log = log
         self._seed = seed
         self._ended = ended
+        self._inspect = inspect
         self._router = copy.deepcopy(router)
         self._moving: Moving | None = None
         if isinstance(self._router, Rebalancer):
@@ -180,14 +183,14 @@ class Fleet:
             server.left(request)
             if pulls:
                 self._transfers.pull(server.instance)
-            self._changed()
+            if self._moving is not None:
+                self._moving.changed()
             self._ended(request, finish_s)
 
         return ended
 
-    def deliver(self, request: Request, inspect: Callable[[Request, LatencyModel], None]) -> None:
-        """A request reaches the proxy: it goes where the router says, once `inspect` has not raised; while no instance
-        is up the proxy keeps it.
+    def deliver(self, request: Request) -> None:
+        """A request reaches the proxy: it goes where the router says; while no instance is up the proxy keeps it.
 
         Raises:
             ValueError: the router answered something else than one of the servers.
@@ -196,8 +199,10 @@ class Fleet:
             self._held.append(Job(request))
             return
         server = self._chosen(self._router, request, self._live)
-        inspect(request, self.hardware[server.pool])
-        self._changed()
+        if self._inspect is not None:
+            self._inspect(request, self.hardware[server.pool])
+        if self._moving is not None:
+            self._moving.changed()
         server.submit(request)
 
     def _changed(self) -> None:
@@ -258,10 +263,10 @@ class Fleet:
 
     def _chosen(self, router: Router, request: Request, servers: Sequence[Proxied]) -> Proxied:
         server: Server = router.route(request, servers)
-        if not isinstance(server, Proxied):
-            name = type(router).__name__
-            raise ValueError(f"{name}.route answered {server!r:.60}; it must be one of the servers that it was given")
-        return server
+        if isinstance(server, Proxied):
+            return server
+        name = type(router).__name__
+        raise ValueError(f"{name}.route answered {server!r:.60}; it must be one of the servers that it was given")
 
     def close(self, now_s: float, *, drained: bool) -> None:
         """The run is over; `drained`: nothing more would happen."""

@@ -54,14 +54,29 @@ def batch_breach(batch: Batch, view: InstanceView) -> Breach | None:
         if decoding.get(job.id) is not job and not (job in view.waiting and not job.left_tokens):
             allowed = "jobs of view.decoding, or of view.waiting with no tokens left, once each"
             return Breach(f"decodes request {job.id}, which has no KV here to decode from", allowed)
-    if batch.stops is not None and batch.decodes:
-        return Breach("gave stops to a batch that decodes", "stops of its own for a batch of prompts alone")
-    waiting, parts = view.waiting, batch.parts
-    for job, new in parts:
-        if job not in waiting:
+    waiting, parts, layers = view.waiting.by_id, batch.parts, batch.layers
+    done_layers = 0
+    if layers is not None:
+        done_layers = layers.start
+        if layers.step != 1 or not 0 <= done_layers < layers.stop <= view.layers:
+            return Breach(f"chose layers {layers}", f"a range within the model's {view.layers} layers")
+        if not parts:
+            return Breach("chose layers for decodes alone, which go through all", "layers=None")
+    if batch.stops is not None and (batch.decodes or layers is not None):
+        return Breach("gave stops to a batch that decodes, or goes through some layers only", "stops=None")
+    for part in parts:
+        if type(part) is not Part or type(part.tokens) is not int:
+            return Breach(f"made a batch of {parts!r:.80}", "Part(job, tokens) with whole tokens")
+        job, new = part
+        if waiting.get(job.id) is not job:
             return Breach(f"chose request {job.id}, which does not wait", "jobs of view.waiting, once each")
-        if not 1 <= new <= job.left_tokens:
+        if not 1 <= new <= job.prompt_tokens - job.done_tokens:
             return Breach(f"gave request {job.id} {new} tokens", f"1 to {job.left_tokens}, what is left of its prompt")
+        if job.done_layers != done_layers or (done_layers and new != job.layered_tokens):
+            at = f"request {job.id} has {job.done_layers} layers of {job.layered_tokens} tokens done"
+            return Breach(
+                f"gave {new} tokens layers from {done_layers} on; {at}", "to go on from there, with all of them"
+            )
     members = len(parts) + len(batch.decodes)
     if members > 1 and len({job for job, _ in parts}.union(batch.decodes)) < members:
         return Breach(f"chose a request twice, in {batch!r:.80}", "jobs of view.waiting, once each")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from flowsim.core import Batch, Job, Outcome, Request
 from flowsim.latency import NO_DECODES
-from flowsim.stage import Host, checks_beyond_s, hardware_of, take_parts, under_way
+from flowsim.stage import Host, computed, lay_out, lay_out_stops, take_parts, under_way
 from flowsim.timeline import Iterations
 from flowsim.view import context_of
 
@@ -100,13 +100,18 @@ class DecodingStage:
                 view.decodes[job.id] = job
                 self._admit(job)
         decodes = context_of(batch.decodes) if batch.decodes else NO_DECODES
-        batch.predicted_s = own.predictor.batch_s(tokens, decodes)
+        batch.context = decodes
+        if batch.layers is not None:
+            lay_out(own, batch, batch.layers, tokens, decodes)
+            return
+        if batch.stops is not None:
+            lay_out_stops(own, batch, batch.stops, tokens)
+            return
         if tokens:
-            batch.timeline = hardware_of(own, batch).timeline(tokens, batch.slowest, decodes)
-            batch.predicted_s += checks_beyond_s(own, batch)
+            batch.timeline = own.latency.timeline(tokens, batch.slowest, decodes)
         else:
             batch.timeline = own.latency.iterations(decodes, self._steps(batch), batch.slowest)
-        batch.context = decodes
+        batch.predicted_s = own.predictor.batch_s(tokens, decodes)
 
     def _admit(self, job: Job) -> None:
         self._instance.view.sequences += 1
@@ -157,7 +162,7 @@ class DecodingStage:
             if job.generated_tokens >= job.request.output_tokens:
                 ending.append(job)
                 del view.decodes[job.id]
-        for job, new in batch.parts:
+        for job, new in computed(own, batch):
             job.done_tokens += new
             if job.done_tokens < job.prompt_tokens:
                 view.waiting.add(job)
@@ -172,7 +177,7 @@ class DecodingStage:
             del self._admitted[job.id]
         self._ending[batch.number], self._emitting[batch.number] = ending, complete
 
-    def end(self, batch: Batch, operators: int) -> None:
+    def end(self, batch: Batch, operators: int) -> bool:
         """The batch's tokens are out: sequences that end give their blocks and slots back."""
         own = self._instance
         steps = 1 if batch.parts else operators // (5 * own.latency.profile.layers)
@@ -193,6 +198,7 @@ class DecodingStage:
             own.view.sequences -= 1
             own.log_request(job, token_s, Outcome.FINISHED)
             own.ended(job.request, token_s)
+        return all(job.done_tokens >= job.prompt_tokens for job, _ in batch.parts)
 
     def _count_tokens(self, batch: Batch, complete: list[Job], steps: int, token_s: float) -> None:
         """Notes which steps gave a token to whom; a job's tokens of adjacent steps are one run."""
@@ -214,9 +220,10 @@ class DecodingStage:
             job.next_step = after
 
     def lose(self, batch: Batch) -> None:
+        own = self._instance
         complete = self._emitting.pop(batch.number, None)
         if complete is None:
-            under_way(batch)
+            under_way(own, batch)
             return
         for job in (*batch.decodes, *complete):  # `advance` has counted their next tokens, which never came out
             job.generated_tokens -= 1

@@ -14,7 +14,7 @@ import simpy
 
 from flowsim.contract import Breach, answer_breach, batch_breach, idle_breach, left_breach, policy_breach
 from flowsim.core import Batch, Job, Outcome, PolicyError, Reason, Request
-from flowsim.events import Alarm, Later, Poller
+from flowsim.events import Alarm, Clock, Later, Poller
 from flowsim.kv import Blocks
 from flowsim.latency import LatencyModel, Predictor
 from flowsim.lockstep import Lockstep
@@ -52,7 +52,7 @@ class Instance:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         index: int,
         *,
         policy: Policy,
@@ -75,11 +75,13 @@ class Instance:
         self.latency = latency
         self.predictor = predictor
         self.kv = kv = memory()
+        self._most_tokens = kv.total_blocks * kv.block_tokens
         self.log = log
         self.ended = ended
         self.prefilled = prefilled
         limits = {"max_batches": max_batches, "max_sequences": max_sequences}
-        self.view = InstanceView(predictor, kv, hardware=latency, request_s=latency.profile.request_s, **limits)
+        profile = latency.profile
+        self.view = InstanceView(predictor, kv, latency, layers=profile.layers, request_s=profile.request_s, **limits)
         self.slowest = slowest
         self.stage = stage(self)
         self._plans_ahead = async_steps > 0
@@ -87,6 +89,7 @@ class Instance:
         if group is not None:
             group.join(self)
         self._planned: Batch | None = None
+        self._select = policy.select
         self._idles = bool(getattr(policy, "idles", False))
         self._admit: Callable[[View, Job], bool] | None = getattr(policy, "admit", None)
         breach = policy_breach(policy, plans_ahead=self._plans_ahead)
@@ -106,9 +109,9 @@ class Instance:
     def submit(self, request: Request) -> None:
         """A request arrives; it waits, or is rejected: what the whole KV pool cannot hold, what is not admitted."""
         view = self.view
-        view.now_s = self.env.now
+        view.now_s = self.env.now_s
         job = Job(request)
-        if self.kv.blocks(self.stage.most_tokens(request)) > self.kv.total_blocks:
+        if self.stage.most_tokens(request) > self._most_tokens:
             return self.reject(job, Reason.TOO_LARGE)
         if self._admit is not None and not self._admit(view, job):
             return self.reject(job, Reason.ADMISSION)
@@ -120,7 +123,7 @@ class Instance:
     def join(self, job: Job) -> None:
         """A job waits here from now on: a new one, or one whose prefill was done elsewhere and whose KV has come."""
         view = self.view
-        view.now_s = self.env.now
+        view.now_s = self.env.now_s
         view.waiting.add(job)
         if self._poller is not None:
             self._poller.wake()
@@ -129,7 +132,7 @@ class Instance:
 
     def release(self, job: Job) -> None:
         """Takes back the KV blocks of a job that was handed over; freed blocks wake an idle instance."""
-        self.view.now_s = self.env.now
+        self.view.now_s = self.env.now_s
         self.kv.give(job.id)
         self.log_kv()
         if self.view.running is None and self.view.waiting and self._poller is None:
@@ -138,14 +141,14 @@ class Instance:
     def reject(self, job: Job, reason: Reason) -> None:
         """A request ends before it began."""
         self.log_request(job, math.nan, Outcome.REJECTED, reason)
-        self.ended(job.request, self.env.now)
+        self.ended(job.request, self.env.now_s)
 
     def abandon(self, job: Job) -> None:
         """The client of a request that has not started gives up; those behind it may fit now."""
         view = self.view
         if job not in view.waiting or has_started(job):
             return
-        view.now_s = self.env.now
+        view.now_s = self.env.now_s
         view.waiting.remove(job)
         self.reject(job, Reason.ABANDONED)
         if view.running is None and view.waiting and self._poller is None:
@@ -161,11 +164,11 @@ class Instance:
         """Decides, but only once everything else that happens at this instant is in."""
         if self._deciding or (self._group is not None and self._group.busy and self.view.running is None):
             return
-        if self.env.peek() > self.env.now:
-            self._decide()
-        else:
+        if self.env.has_more():
             self._deciding = True
             Later(self.env, self._decide_later)
+        else:
+            self._decide()
 
     def _decide_later(self, _event: simpy.Event) -> None:
         self._deciding = False
@@ -173,17 +176,22 @@ class Instance:
 
     def _decide(self) -> None:
         """One decision: start something on a free GPU, or flag the batch that runs."""
-        running = self.view.running
+        view = self.view
+        running = view.running
         if running is None:
             self.stage.make_room()
             batch = self._ask()
-            if batch is None and self.view.evicted:  # nothing is left to run: what lost its blocks may start again
-                self.view.evicted = False
+            if batch is None and view.evicted:  # nothing is left to run: what lost its blocks may start again
+                view.evicted = False
                 batch = self._ask()
             if batch is not None:
-                self._start(batch)
+                if batch.number >= 0 and batch in view.suspended:
+                    self._resume(batch)
+                else:
+                    self._begin(batch, view.now_s)
+                self._run(batch)
             elif not self._idles:
-                self._must_not(idle_breach(self.view))
+                self._must_not(idle_breach(view))
         elif self._plans_ahead:
             self._plan(running)
         elif self.flagged_for is None and not self._at_stops:  # no second signal while stopping
@@ -193,35 +201,27 @@ class Instance:
 
     def _ask(self) -> Batch | None:
         view, log = self.view, self.log
-        view.now_s = self.env.now
+        view.now_s = self.env.now_s
         began_s = perf_counter()
-        answer = self.policy.select(view)
+        answer = self._select(view)
         log.scheduler_wall_s += perf_counter() - began_s
         log.decisions += 1
         if type(answer) is not Batch and answer is not None:
             self._must_not(answer_breach(answer))
         return answer
 
-    # ---------------------------------------------------------------- one batch on the GPU
-
-    def _start(self, batch: Batch) -> None:
-        """Puts a new or a suspended batch on the GPU."""
-        if batch in self.view.suspended:
-            self._resume(batch)
-        else:
-            self._begin(batch, self.view.now_s)
-        self._run(batch)
-
     def _begin(self, batch: Batch, at_s: float) -> None:
         """Takes KV blocks and jobs for a new batch that runs from `at_s` on, and lays out its timeline."""
-        self._must_not(batch_breach(batch, self.view))
-        batch.number = self.log.num_batches
-        self.log.num_batches += 1
+        breach = batch_breach(batch, self.view)
+        if breach is not None:
+            self._must_not(breach)
+        log = self.log
         # taking over from a batch that was paused at this very instant costs a switch
-        batch.switch_s = self.latency.profile.switch_s if self._parked_s == at_s else 0.0
-        batch.since_s = at_s + batch.switch_s
+        switch_s = self.latency.profile.switch_s if self._parked_s == at_s else 0.0
+        batch.begin(log.num_batches, at_s + switch_s, switch_s)
+        log.num_batches += 1
         self.stage.take(batch)
-        self.log_kv()
+        log.kv.add((self.view.now_s, self.index, self.kv.free_blocks, self._suspended_blocks))
 
     def _run(self, batch: Batch) -> None:
         self.view.running = batch
@@ -278,23 +278,26 @@ class Instance:
         if stop is self._stop:
             return
         self._stop = stop
+        timer = self._timer
+        if timer.is_set:
+            self._timer = timer = Alarm(self.env, self._on_timer)
         delay_s = batch.since_s - self.view.now_s + stop.at_s - batch.done_s + self._barrier_s
-        self._timer = Alarm(self.env, self._on_timer) if self._timer.is_set else self._timer
-        self._timer.set(delay_s if delay_s > 0.0 else 0.0)
+        timer.set(delay_s if delay_s > 0.0 else 0.0)
 
     def _on_timer(self, event: simpy.Event) -> None:
         """The running batch is at its end, at the stop it was flagged for, or at one where the policy is asked."""
         if event is not self._timer:
             return  # a batch that was flagged meanwhile
-        batch, stop = self.view.running, self._stop
+        view, stop = self.view, self._stop
+        batch = view.running
         assert batch is not None and stop is not None, f"instance {self.index}: a timer fired with nothing running"  # noqa: PT018
-        self.view.now_s = self.env.now
+        view.now_s = self.env.now_s
         at_end = stop is batch.timeline.end
         if not at_end and self.flagged_for is None:
-            if self.env.peek() > self.env.now:
-                self._consult_at(batch, stop)
-            else:
+            if self.env.has_more():
                 Later(self.env, lambda _: self._consult_at(batch, stop))
+            else:
+                self._consult_at(batch, stop)
         else:
             self._stopped(batch, stop, at_end=at_end)
 
@@ -304,35 +307,33 @@ class Instance:
             return  # the instance has failed in this instant
         answer = self._ask()
         if answer is batch:
-            after_s = stop.at_s + 2 * INSTANT_S
-            self._run_to(batch, batch.timeline.next_stop(after_s, batch.stops or self.policy.stops))
+            self._run_to(batch, batch.timeline.next_stop(stop.at_s + 2 * INSTANT_S, batch.stops or self.policy.stops))
             return
         self._raise_flag(answer)
         self._stopped(batch, stop, at_end=False)
 
     def _stopped(self, batch: Batch, stop: Stop, *, at_end: bool) -> None:
         """The batch leaves the GPU: for good at its end, or after any step if it only decodes; else suspended."""
-        view = self.view
+        view, log = self.view, self.log
         view.running = self._stop = None
-        paused = bool(batch.parts) and not at_end
+        met_s, self._barrier_s = self._barrier_s, 0.0
+        paused = not at_end and bool(batch.parts)
         if self.flagged_for is not None:
             self._acknowledge(batch, self.flagged_for, paused=paused)
-        ahead = self._plans_ahead  # then the jobs are where the batch brings them already
-        unfinished = not at_end or any(job.left_tokens > (0 if ahead else new) for job, new in batch.parts)
-        ended = Ended.PAUSED if paused else Ended.PASS if unfinished else Ended.FINISHED
-        met_s = self._barrier_s
-        self.log.segments.add(segment_row(self.index, batch, view.now_s - met_s, stop.operators, ended, met_s))
+        end_s, operators = view.now_s - met_s, stop.operators
         if paused:
+            log.segments.add(segment_row(self.index, batch, end_s, operators, Ended.PAUSED, met_s))
             self._suspend(batch, stop)
         else:
-            self.stage.end(batch, stop.operators)
-            self.log_kv()
-        self._barrier_s = 0.0
-        planned, self._planned = self._planned, None
-        if planned is not None:
-            planned.since_s = self.env.now
+            complete = self.stage.end(batch, operators)
+            ended = Ended.FINISHED if at_end and complete else Ended.PASS
+            log.segments.add(segment_row(self.index, batch, end_s, operators, ended, met_s))
+            log.kv.add((view.now_s, self.index, self.kv.free_blocks, self._suspended_blocks))
+        if self._planned is not None:
+            planned, self._planned = self._planned, None
+            planned.since_s = self.env.now_s
             self._run(planned)
-        elif view.waiting or view.suspended or view.decodes:
+        elif view.waiting.by_id or view.suspended.by_id or view.decodes:
             self._wake()
 
     def _acknowledge(self, batch: Batch, by: Job, *, paused: bool) -> None:
@@ -365,7 +366,7 @@ class Instance:
         """The step of the group that this rank's batch was in is over."""
         batch = self.view.running
         assert batch is not None
-        now_s = self.view.now_s = self.env.now
+        now_s = self.view.now_s = self.env.now_s
         self._barrier_s = now_s - batch.since_s - batch.timeline.total_s
         self._stopped(batch, batch.timeline.end, at_end=True)
 
@@ -389,7 +390,7 @@ class Instance:
     def _must_not(self, breach: Breach | None) -> None:
         """Raises for a breach of the contract of `select`."""
         if breach is not None:
-            where = f"t={self.env.now:.6f} s, instance {self.index}: {type(self.policy).__name__}"
+            where = f"t={self.env.now_s:.6f} s, instance {self.index}: {type(self.policy).__name__}"
             raise PolicyError(f"{where} {breach.did}. Allowed: {breach.allowed}.")
 
     def log_kv(self) -> None:

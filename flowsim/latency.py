@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
-from flowsim.profile import BOUNDARIES, REDUCED, Dense, Experts, Profile
+from flowsim.curves import line, merge, shared
+from flowsim.profile import Profile
 from flowsim.timeline import Iterations, Pass, Stops, Timeline
 
 __all__ = ["Decodes", "Exact", "LatencyModel", "Predictor", "Tokens"]
@@ -98,7 +97,7 @@ class LatencyModel:
             if one.expert_s
         ]
         curves = [*profile.dense[tp], *(one.curve for one in experts)]
-        self._knots, self._lines = _merge(curves, profile.all_reduce[tp])
+        self._knots, self._lines = merge(curves, profile.all_reduce[tp])
         self._measured = [(one.name, one.measured_tokens) for one in curves]
         self._per_sequence = profile.per_sequence.get(tp, ())
         self._sequences_s: dict[int, float] = {0: 0.0}
@@ -149,7 +148,7 @@ class LatencyModel:
         """One layer's experts on a rank, for the tokens of all ranks."""
         seconds = 0.0
         for one in self._curves:
-            start_s, slope_s = _line(one, tokens - 1)
+            start_s, slope_s = line(one, tokens - 1)
             seconds += start_s + slope_s * tokens
         return seconds + sum(all_s * (1.0 - missed**tokens) for all_s, missed in self._experts)
 
@@ -160,8 +159,10 @@ class LatencyModel:
         `slowest` multiplies the operators' times: by how much the slowest rank of this batch is off. Ranks wait
         for one another at each all-reduce, so the group takes what its slowest rank takes, plus the all-reduces.
         """
-        if len(tokens) == 1 and tokens[0][1] == 0 and slowest == 1.0 and decodes is NO_DECODES:
-            return self.whole(tokens[0][0])
+        if len(tokens) == 1 and slowest == 1.0 and decodes is NO_DECODES:
+            new, cached = tokens[0]
+            if not cached:
+                return self._whole.get(new) or self.whole(new)
         asked = (tokens, slowest, decodes)
         if asked != self._asked:
             self._asked, self._answer = asked, self._lay_out(tokens, slowest, decodes)
@@ -173,6 +174,32 @@ class LatencyModel:
             rest = [self._pass(part, slowest) for part in passes[1:]]
             return Timeline([self._pass(passes[0], slowest, decodes), *rest])
         return Timeline([self._pass(part, slowest) for part in passes])
+
+    def layered(self, tokens: Tokens, layers: range, slowest: float = 1.0, decodes: Decodes = NO_DECODES) -> Timeline:
+        """The timeline of a batch whose prompts go through `layers` only, while its decodes go through all.
+
+        Prompts are embedded where `layers` begin with the model's first, and come to lm_head where they end with its
+        last; decodes do both each time. A pass's decodes and prompts share the operators of `layers`.
+        """
+        first, *rest = _passes(tokens, self.pass_tokens)
+        passes = self._group(first, layers, slowest, decodes)
+        for part in rest:
+            passes += self._group(part, layers, slowest)
+        return Timeline(passes)
+
+    def _group(self, tokens: Tokens, layers: range, slowest: float, decodes: Decodes = NO_DECODES) -> list[Pass]:
+        """One pass in which prompts go through `layers` only: its stretches of like layers."""
+        count = self.profile.layers
+        mixed = self._pass(tokens, slowest, decodes)
+        alone = mixed._replace(head_s=self.profile.pass_s, tail_s=0.0)  # without decodes nothing is beside the prompts
+        if decodes.sequences:
+            alone = self._pass((), slowest, decodes)
+        before, after = (layers.start, count - layers.stop) if decodes.sequences else (0, 0)
+        stretches = ((alone, before), (mixed, len(layers)), (alone, after))
+        passes = [one._replace(head_s=0.0, layers=many, tail_s=0.0) for one, many in stretches if many]
+        passes[0] = passes[0]._replace(head_s=alone.head_s if layers.start else mixed.head_s)
+        passes[-1] = passes[-1]._replace(tail_s=alone.tail_s if layers.stop < count else mixed.tail_s)
+        return passes
 
     def iterations(self, decodes: Decodes, count: int, slowest: float = 1.0) -> Iterations:
         """`count` steps of the same decodes, back to back; `decodes` is as of the first.
@@ -297,7 +324,7 @@ class LatencyModel:
         if seconds is None:
             seconds = 0.0
             for one in self._per_sequence:
-                start_s, slope_s = _line(one, sequences - 1)
+                start_s, slope_s = line(one, sequences - 1)
                 seconds += start_s + slope_s * sequences
             self._sequences_s[sequences] = seconds
         return seconds
@@ -320,8 +347,10 @@ class Exact:
 
     def batch_s(self, tokens: Tokens, decodes: Decodes = NO_DECODES) -> float:
         """The batch's timeline, plus `request_s`."""
-        if len(tokens) == 1 and tokens[0][1] == 0 and decodes is NO_DECODES:
-            return self.alone_s(tokens[0][0])
+        if len(tokens) == 1 and decodes is NO_DECODES:
+            new, cached = tokens[0]
+            if not cached:
+                return self._alone_s.get(new) or self.alone_s(new)
         if not tokens:
             return self.latency.iterations(decodes, 1).total_s + self._request_s
         return self.latency.timeline(tokens, 1.0, decodes).total_s + self._request_s
@@ -341,43 +370,3 @@ def _passes(tokens: Tokens, pass_tokens: int) -> list[list[tuple[int, int]]]:
             passes[-1].append((taken, cached))
             new, cached, room = new - taken, cached + taken, room - taken
     return passes
-
-
-def shared(experts: Experts, ranks: int) -> Experts:
-    """A rank's share of a layer's experts, as a curve in the tokens of all ranks: of n tokens n / ranks are its own."""
-    curve = experts.curve
-    if ranks == 1:
-        return experts
-    knots = tuple(knot * ranks for knot in curve.knots_tokens)
-    slopes = tuple(slope / ranks for slope in curve.slopes_s_per_token)
-    return replace(experts, curve=replace(curve, knots_tokens=knots, slopes_s_per_token=slopes))
-
-
-def _merge(dense: Sequence[Dense], all_reduce: Sequence[Dense]) -> tuple[list[int], list[list[tuple[float, float]]]]:
-    """All curves summed per boundary, and the all-reduces per boundary that has one, on one common set of knots.
-
-    Returns the knots, and for each of the `len(knots) + 1` segments the (start, slope) line of every sum:
-    `bisect_left(knots, n)` names the segment of n tokens (a knot belongs to the segment below it).
-    """
-    curves = [(BOUNDARIES.index(one.boundary), one) for one in dense]
-    curves += [(len(BOUNDARIES) + REDUCED.index(one.boundary), one) for one in all_reduce]
-    knots = sorted({knot for _, one in curves for knot in one.knots_tokens})
-    segments = []
-    for low in [0, *knots]:
-        lines = [(0.0, 0.0)] * (len(BOUNDARIES) + len(REDUCED))
-        for place, one in curves:
-            start_s, slope_s = _line(one, low)
-            lines[place] = (lines[place][0] + start_s, lines[place][1] + slope_s)
-        segments.append(lines)
-    return knots, segments
-
-
-def _line(one: Dense, above_tokens: int) -> tuple[float, float]:
-    """The line (start, slope) that a dense curve follows just above a number of tokens."""
-    edges = [0, *one.knots_tokens]
-    segment = sum(knot <= above_tokens for knot in one.knots_tokens)
-    widths = [high - low for low, high in pairwise(edges)]
-    steps_s = [slope * width for slope, width in zip(one.slopes_s_per_token, widths, strict=False)]
-    reached_s = list(accumulate(steps_s, initial=one.constant_s))[segment]
-    slope_s = one.slopes_s_per_token[segment]
-    return reached_s - slope_s * edges[segment], slope_s

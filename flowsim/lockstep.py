@@ -13,7 +13,7 @@ from typing import Protocol
 
 import simpy
 
-from flowsim.core import Batch
+from flowsim.core import Batch, PolicyError
 from flowsim.events import Later
 
 __all__ = ["Lockstep", "Rank"]
@@ -50,7 +50,15 @@ class Lockstep:
         self._ranks.append(rank)
 
     def run(self, rank: Rank, batch: Batch) -> None:
-        """A rank has a batch for the step that begins at this instant."""
+        """A rank has a batch for the step that begins at this instant.
+
+        Raises:
+            PolicyError: its prompts go through some of the layers only, so that layers differ in tokens.
+        """
+        if batch.layers is not None:
+            raise PolicyError(
+                "ranks that share experts run whole passes; choose another policy, or expert_parallel=false"
+            )
         self._ready.append((rank, batch))
         if not self._launching:
             self._launching = True

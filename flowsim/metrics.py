@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Result"]
 
-MORE_TABLES = ("steps", "tokens", "transfers", "failures", "migrations")
+MORE_TABLES = ("steps", "tokens", "layers", "stops", "transfers", "failures", "migrations")
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,8 +37,8 @@ class Result:
     """What one run did.
 
     `tables` has `requests` (a row per request), `segments`, `batches`, `preemptions` and `kv` as columns;
-    the properties of the same names give DataFrames. Runs that decode have `steps` and
-    `tokens` besides, those that move KV `transfers`. `run` holds the figures of the run as a whole. A run that kept
+    the properties of the same names give DataFrames. Runs that decode have `steps` and `tokens` besides, those that
+    move KV `transfers`, layered prefills `layers`. `run` holds the figures of the run as a whole. A run that kept
     fewer tables (`keep` of `simulate`) has those, and its summary in `figures`; a ValueError says of any other table
     what to run with.
     """

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from flowsim.core import Batch, Job, Part
 from flowsim.markup import table
 from flowsim.names import unknown
-from flowsim.queue import JobQueue, Order, Ranked, indexed
+from flowsim.queue import JobQueue, Order, indexed
 from flowsim.timeline import INSTANT_S, Stops
 
 __all__ = [
@@ -28,8 +28,8 @@ Work = Job | Batch
 
 
 class Pauses(NamedTuple):
-    """What stops of a batch cost and give: seconds that its checks take in all, and the mean seconds from a flag at a
-    random moment to the stop, the barrier of a group of ranks included."""
+    """What stops of a batch cost and give: seconds that its checks take in all, and mean seconds from a flag at a random
+    moment to the stop."""
 
     checks_s: float
     wait_s: float
@@ -53,6 +53,8 @@ class View(Protocol):
     @property
     def evicted(self) -> bool: ...
     @property
+    def layers(self) -> int: ...
+    @property
     def arrived(self) -> Sequence[Job]: ...
     def left_tokens(self, job: Job) -> int: ...
     def left_s(self, work: Work) -> float: ...
@@ -68,8 +70,8 @@ class Policy(Protocol):
     It is asked on every arrival and completion, also while a batch runs: another answer than `view.running`
     then means "stop at the next legal stop", where it is asked again, and the second answer is what runs. It
     must be pure, and must not answer None while the GPU is free and something suspended, or every waiting job,
-    could run. `stops` hold for batches that have none of their own (`Batch.stops`), and predicted times include their
-    checks. `consult`, `idles` and `admit` are read once where a policy has them.
+    could run. `stops` are those of batches that have none of their own (`Batch.stops`), and predicted times include
+    their checks. `consult`, `idles` and `admit` are read once where a policy has them.
     """
 
     @property
@@ -215,7 +217,11 @@ class ComposedPolicy:
         self.max_suspend_s = max_suspend_s
 
     def select(self, view: View) -> Batch | None:
-        order, held = self.order, self._held(view)
+        order, running = self.order, view.running
+        held = view.suspended.front(order)  # the first of the running and the suspended batches
+        if running is not None and running.parts:  # decodes alone are nobody's turn
+            own = (order(running, view), running.id, running)
+            held = own if held is None else min(own, held)
         if held is None:
             head = view.waiting.first(order)
             return (None if head is None else self.batching.form(head, view, order)) or self._decode(view)
@@ -223,15 +229,6 @@ class ComposedPolicy:
         if front is None or held[0] <= front[0]:  # ties go to what has started before what waits
             return held[2]
         return self.batching.form(front[2], view, order) or held[2]
-
-    def _held(self, view: View) -> Ranked[Batch] | None:
-        """The first of the running and the suspended batches; ties go to the lower id. Decodes alone are nobody's
-        turn."""
-        running, suspended = view.running, view.suspended.front(self.order)
-        if running is None or not running.parts:
-            return suspended
-        own = (self.order(running, view), running.id, running)
-        return own if suspended is None else min(own, suspended)
 
     def _decode(self, view: View) -> Batch | None:
         """What decodes, if nothing else is to run: it takes a token's time, and ends for whatever comes."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import simpy
 
 from flowsim.core import Job, Reason, Request
+from flowsim.events import Clock
 from flowsim.instance import Instance
 from flowsim.latency import Predictor
 from flowsim.view import InstanceView
@@ -19,14 +20,15 @@ class Proxied:
     """An instance as the proxy knows it: a `flowsim.router.Server`, and the way in."""
 
     __slots__ = (
-        "_env", "_predictor", "_promised", "_promised_s", "fresh", "index", "instance", "is_up", "most_tokens", "pool",
-        "requests", "view",
+        "_env", "_predictor", "_promised", "_promised_s", "_unpriced", "fresh", "index", "instance", "is_up",
+        "most_tokens", "pool", "requests", "view",
     )  # fmt: skip
 
-    def __init__(self, env: simpy.Environment, index: int, pool: str, predictor: Predictor) -> None:
+    def __init__(self, env: Clock, index: int, pool: str, predictor: Predictor) -> None:
         self._env = env
         self._predictor = predictor
-        self._promised: dict[int, float] = {}  # predicted seconds of each prompt sent here that has no first token
+        self._unpriced: dict[int, int] = {}  # tokens of each prompt sent here that has no first token
+        self._promised: dict[int, float] = {}  # likewise, those predicted by now, as somebody asked: their seconds
         self._promised_s = 0.0
         self.index = index
         self.pool = pool
@@ -50,9 +52,7 @@ class Proxied:
     def expect(self, request: Request) -> None:
         """A request is on its way there."""
         self.requests += 1
-        alone_s = self._predictor.alone_s(request.prompt_tokens)
-        self._promised[request.id] = alone_s
-        self._promised_s += alone_s
+        self._unpriced[request.id] = request.prompt_tokens
 
     def submit(self, request: Request) -> None:
         """Sends a request there."""
@@ -64,6 +64,8 @@ class Proxied:
 
     def prefilled(self, request: Request) -> None:
         """A request has its first token, or will never have one."""
+        if self._unpriced.pop(request.id, None) is not None:
+            return
         alone_s = self._promised.pop(request.id, None)
         if alone_s is not None:
             self._promised_s -= alone_s
@@ -77,10 +79,14 @@ class Proxied:
 
     def outstanding_s(self) -> float:
         """Predicted seconds of prefill sent here and not done (see `flowsim.router.Server`)."""
+        for number, prompt_tokens in self._unpriced.items():
+            alone_s = self._promised[number] = self._predictor.alone_s(prompt_tokens)
+            self._promised_s += alone_s
+        self._unpriced.clear()
         view, had_s = self.view, 0.0
         if view.running is not None:
             running = view.running
-            had_s = min(running.done_s + max(0.0, self._env.now - running.since_s), running.predicted_s)
+            had_s = min(running.done_s + max(0.0, self._env.now_s - running.since_s), running.predicted_s)
         for batch in view.suspended:
             had_s += batch.done_s
         return max(0.0, self._promised_s - had_s)

@@ -60,70 +60,70 @@ def _never(_work: Work, _view: object) -> float:
 
 
 class JobQueue(Generic[W]):
-    """Jobs that wait, or batches that are suspended; at most one piece of work for an id."""
+    """Jobs that wait, or batches that are suspended; at most one piece of work for an id (`by_id`, only to be read)."""
 
-    __slots__ = ("_index", "_view", "_work")
+    __slots__ = ("_index", "_view", "by_id")
 
     def __init__(self, view: Clock) -> None:
         self._view = view
-        self._work: dict[int, W] = {}
+        self.by_id: dict[int, W] = {}
         self._index: dict[Order, _Index[W]] = {}
 
     def __len__(self) -> int:
-        return len(self._work)
+        return len(self.by_id)
 
     def __iter__(self) -> Iterator[W]:
         """In order of arrival."""
-        return iter(sorted(self._work.values(), key=lambda work: work.id))
+        return iter(sorted(self.by_id.values(), key=lambda work: work.id))
 
     def __contains__(self, work: object) -> bool:
-        return self._work.get(getattr(work, "id", -1)) is work
+        return self.by_id.get(getattr(work, "id", -1)) is work
 
     def by(self, order: Order) -> Iterator[W]:
         """The work in an order, as of the view's `now_s`; not to be changed while it is walked."""
-        if len(self._work) < 2:
-            return iter(self._work.values())
+        if len(self.by_id) < 2:
+            return iter(self.by_id.values())
         index = self._indexed(order)
         ranked = sorted(self._ranked(order)) if index is None else index.ranked()
         return map(_WORK, ranked)
 
     def first(self, order: Order) -> W | None:
         """The first in an order, or None where the queue is empty."""
-        if len(self._work) > 1:
-            return self.front(order)[2]  # type: ignore[index]
-        return next(iter(self._work.values()), None)
+        for work in self.by_id.values():
+            return work if len(self.by_id) == 1 else self.front(order)[2]  # type: ignore[index]
+        return None
 
     def front(self, order: Order) -> Ranked[W] | None:
         """The first in an order with its rank: (key, id, work); None where the queue is empty."""
-        if len(self._work) > 1:
-            index = self._indexed(order)
+        for work in self.by_id.values():
+            if len(self.by_id) == 1:
+                return order(work, self._view), work.id, work
+            index = self._index.get(order) or self._indexed(order)
             return min(self._ranked(order)) if index is None else index.front()
-        for work in self._work.values():  # the only one
-            return order(work, self._view), work.id, work
         return None
 
     def _ranked(self, order: Order) -> Iterator[Ranked[W]]:
         """All work with its rank, in no order."""
         view = self._view
-        return ((order(work, view), work.id, work) for work in self._work.values())
+        return ((order(work, view), work.id, work) for work in self.by_id.values())
 
     def _indexed(self, order: Order) -> _Index[W] | None:
         """The index of an order that has declared one; built at its first use."""
         index = self._index.get(order)
         if index is None and hasattr(order, "flips_s"):
             index = self._index[order] = _Index(order, self._view)
-            index.unfiled.update(self._work)
+            index.unfiled.update(self.by_id)
         return index
 
     def add(self, work: W) -> None:
         number = work.id
-        self._work[number] = work
+        self.by_id[number] = work
         for index in self._index.values():
             index.unfiled[number] = work
 
     def remove(self, work: W) -> None:
         number = work.id
-        del self._work[number]
+        del self.by_id[number]
         for index in self._index.values():
             index.remove(number)
 
@@ -135,7 +135,9 @@ class _Index(Generic[W]):
     latest few are kept aside unsorted: of a short queue it is cheaper to look at all than to keep it sorted.
     """
 
-    __slots__ = ("_aside", "_flips", "_flips_s", "_order", "_read_s", "_sorted", "_sorted_by_id", "_view", "unfiled")
+    __slots__ = (
+        "_aside", "_first", "_flips", "_flips_s", "_order", "_read_s", "_sorted", "_sorted_by_id", "_view", "unfiled",
+    )  # fmt: skip
 
     def __init__(self, order: Order, view: Clock) -> None:
         self._order = order
@@ -144,6 +146,7 @@ class _Index(Generic[W]):
         self.unfiled: dict[int, W] = {}  # work without a key
         self._aside: dict[int, Ranked[W]] = {}
         self._sorted: Any = SortedList()  # of Ranked; ids differ, so work is never compared
+        self._first: Ranked[W] | None = None  # of the sorted, once somebody has looked
         self._sorted_by_id: dict[int, Ranked[W]] = {}
         self._flips: list[tuple[float, int]] = []  # a heap; entries of work that left or flipped are skipped
         self._read_s = -math.inf
@@ -152,13 +155,17 @@ class _Index(Generic[W]):
         """Takes work out."""
         if self.unfiled.pop(number, None) is None and self._aside.pop(number, None) is None:
             self._sorted.remove(self._sorted_by_id.pop(number))
+            self._first = None
 
     def front(self) -> Ranked[W]:
         """The first of all, as of the view's time."""
-        self._file()
+        if self.unfiled or self._view.now_s != self._read_s:
+            self._file()
         if not self._sorted_by_id:
             return min(self._aside.values())
-        first: Ranked[W] = self._sorted[0]
+        first = self._first
+        if first is None:
+            first = self._first = self._sorted[0]
         return min(first, *self._aside.values()) if self._aside else first
 
     def ranked(self) -> Iterable[Ranked[W]]:
@@ -194,6 +201,7 @@ class _Index(Generic[W]):
     def _sort(self) -> None:
         """Files what is aside."""
         self._sorted.update(self._aside.values())
+        self._first = None
         self._sorted_by_id |= self._aside
         self._aside.clear()
 
@@ -210,5 +218,6 @@ class _Index(Generic[W]):
             self.unfiled[ranked[1]] = ranked[2]
         self._aside.clear()
         self._sorted.clear()
+        self._first = None
         self._sorted_by_id.clear()
         self._flips.clear()

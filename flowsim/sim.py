@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from time import perf_counter
-
-import simpy
 
 from flowsim.cluster import Fleet
 from flowsim.core import PolicyError, Request
+from flowsim.events import Clock
 from flowsim.keep import ALL, Keeper
 from flowsim.latency import Exact, LatencyModel, Predictor
 from flowsim.log import Log
@@ -19,13 +18,12 @@ from flowsim.metrics import Result
 from flowsim.policy import Policy
 from flowsim.pool import Cluster, Pool
 from flowsim.router import RoundRobin, Router
-from flowsim.source import Arrivals, Source, SourceArrivals
+from flowsim.source import LATEST_S, Arrivals, Source, SourceArrivals
 from flowsim.timeline import Stops
 
 __all__ = ["simulate"]
 
-LATEST_S = 1e7  # a float of seconds this large still tells nanoseconds apart
-WATCH_EVERY = 512  # events between two calls of `progress` and `stop`: milliseconds
+WATCH_EVERY = 256  # events between two calls of `progress` and `stop`: milliseconds
 
 
 def simulate(
@@ -81,9 +79,9 @@ def simulate(
     if isinstance(requests, Sequence):
         _check_requests(requests)
     began_s = perf_counter()
-    env, log = simpy.Environment(), Log()
+    env, log = Clock(), Log()
     keeper = Keeper(log, keep, len(requests), seed)
-    count = _Count()
+    arrivals = Arrivals(env, requests) if isinstance(requests, Sequence) else SourceArrivals(env, requests)
     fleet = Fleet(
         env,
         cluster,
@@ -93,41 +91,32 @@ def simulate(
         predictor=predictor,
         log=log,
         seed=seed,
-        ended=count.ended,
+        ended=arrivals.ended,
+        inspect=_check_range if strict else None,
     )
-
-    def deliver(request: Request) -> None:
-        if request.arrival_s > LATEST_S:
-            raise ValueError(
-                f"request {request.id} arrives at {request.arrival_s:g} s; the clock ends at {LATEST_S:g} s"
-            )
-        fleet.deliver(request, _check_range if strict else _no_check)
-
-    if isinstance(requests, Sequence):
-        if strict and len(fleet.hardware) == 1:  # before anything runs
-            for request in requests:
-                _check_range(request, *fleet.hardware.values())
-        count.arrivals = Arrivals(env, requests, deliver)
-    else:
-        count.arrivals = SourceArrivals(env, requests, deliver)
+    if strict and isinstance(requests, Sequence) and len(fleet.hardware) == 1:  # before anything runs
+        for request in requests:
+            _check_range(request, *fleet.hardware.values())
+    arrivals.start(fleet.deliver)
     with _collector_at_rest():
-        log.events = _run(env, horizon_s, lambda: _watched(count, env, log, progress, stop))
+        log.events = _run(env, horizon_s, lambda: _watched(env, log, progress, stop))
+    ended = len(log.requests)
     fleet.close(horizon_s if horizon_s < env.peek() < math.inf else env.now, drained=env.peek() == math.inf)
-    if len(log.requests) != len(count.arrivals.delivered):
-        lost = len(count.arrivals.delivered) - len(log.requests)
+    if len(log.requests) != len(arrivals.delivered):
+        lost = len(arrivals.delivered) - len(log.requests)
         raise PolicyError(f"{lost} requests were lost: {policy!r} must not change the view that it is given")
     return Result.of(
-        count.arrivals.delivered,
+        arrivals.delivered,
         log,
         fleet.hardware,
         pools=fleet.pools,
         link={"latency_s": cluster.link.latency_s, "bytes_per_s": cluster.link.bytes_per_s},
         kv_blocks=[instance.kv.total_blocks for instance in fleet.instances],
         seed=seed,
-        after_horizon=len(requests) - len(count.arrivals.delivered),
+        after_horizon=len(requests) - len(arrivals.delivered),
         warmup_s=warmup_s,
         cooldown_s=cooldown_s,
-        partial=count.count < len(requests) and math.inf > env.peek() <= horizon_s,
+        partial=ended < len(requests) and math.inf > env.peek() <= horizon_s,
         simulation_wall_s=perf_counter() - began_s,
         keeper=keeper,
     )
@@ -145,22 +134,18 @@ def _collector_at_rest() -> Iterator[None]:
             gc.enable()
 
 
-def _run(env: simpy.Environment, horizon_s: float, enough: Callable[[], bool]) -> int:
+def _run(env: Clock, horizon_s: float, enough: Callable[[], bool]) -> int:
     """Steps through all events up to the horizon, or until that is `enough`; returns how many there were."""
-    ends = horizon_s < math.inf
     events = 0
-    with suppress(simpy.core.EmptySchedule):
-        while not (ends and env.peek() > horizon_s):
-            env.step()
-            events += 1
-            if not events % WATCH_EVERY and enough():
-                break
-    return events
+    while True:
+        done = env.advance(horizon_s, WATCH_EVERY)
+        events += done
+        if done < WATCH_EVERY or enough():
+            return events
 
 
 def _watched(
-    count: _Count,
-    env: simpy.Environment,
+    env: Clock,
     log: Log,
     progress: Callable[[int, float], None] | None,
     stop: Callable[[], bool] | None,
@@ -168,7 +153,7 @@ def _watched(
     """Packs the log and tells how far the run is; answers whether it is to stop."""
     log.pack()
     if progress is not None:
-        progress(count.count, env.now)
+        progress(len(log.requests), env.now_s)
     return stop is not None and stop()
 
 
@@ -188,19 +173,6 @@ def _check_run(seed: int, horizon_s: float, warmup_s: float, cooldown_s: float) 
             raise ValueError(f"{name} is {value}; it must be finite and at least 0")
 
 
-class _Count:
-    """Counts requests that have ended, and tells the arrivals each time."""
-
-    arrivals: Arrivals | SourceArrivals
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def ended(self, request: Request, finish_s: float) -> None:
-        self.count += 1
-        self.arrivals.ended(request, finish_s)
-
-
 def _check_requests(requests: Sequence[Request]) -> None:
     before_s = 0.0
     for place, request in enumerate(requests):
@@ -214,10 +186,6 @@ def _check_requests(requests: Sequence[Request]) -> None:
         before_s = request.arrival_s
     if before_s > LATEST_S:
         raise ValueError(f"the last request arrives at {before_s:g} s; at most {LATEST_S:g} s keep times exact to 1 ns")
-
-
-def _no_check(_request: Request, _latency: LatencyModel) -> None:
-    """Any prompt may run anywhere."""
 
 
 def _check_range(request: Request, latency: LatencyModel) -> None:

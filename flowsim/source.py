@@ -12,9 +12,11 @@ from typing import Protocol
 import simpy
 
 from flowsim.core import Request
-from flowsim.events import Alarm
+from flowsim.events import Alarm, Clock
 
-__all__ = ["Arrivals", "Source", "SourceArrivals"]
+__all__ = ["LATEST_S", "Arrivals", "Source", "SourceArrivals"]
+
+LATEST_S = 1e7  # a float of seconds this large still tells nanoseconds apart
 
 
 class Source(Protocol):
@@ -37,28 +39,29 @@ class Arrivals:
     """Delivers a list of requests at their arrival times; each arrival schedules the next, so that the event queue
     stays small. `delivered` are those that have arrived, in order."""
 
-    def __init__(self, env: simpy.Environment, requests: Sequence[Request], deliver: Callable[[Request], None]) -> None:
+    def __init__(self, env: Clock, requests: Sequence[Request]) -> None:
         self.delivered: list[Request] = []
         self._env = env
         self._rest: Iterator[Request] = iter(requests)
-        self._deliver = deliver
         self._alarm = Alarm(env, self._arrive)
-        self._next: Request | None = None
-        self._schedule()
+        self._next: Request | None = next(self._rest, None)
+
+    def start(self, deliver: Callable[[Request], None]) -> None:
+        """Delivers them, each at its time."""
+        self._deliver = deliver
+        if self._next is not None:
+            self._alarm.set(self._next.arrival_s)
 
     def ended(self, request: Request, finish_s: float) -> None:
         """Nothing follows from the end of a request."""
 
-    def _schedule(self) -> None:
-        self._next = following = next(self._rest, None)
-        if following is not None:
-            delay_s = following.arrival_s - self._env.now
-            self._alarm.set(delay_s if delay_s > 0.0 else 0.0)
-
     def _arrive(self, _event: simpy.Event) -> None:
         request = self._next
         assert request is not None
-        self._schedule()  # first, so that the instance knows whether more arrives at this instant
+        self._next = following = next(self._rest, None)
+        if following is not None:  # set first, so that the instance knows whether more arrives at this instant
+            delay_s = following.arrival_s - self._env.now_s
+            self._alarm.set(delay_s if delay_s > 0.0 else 0.0)
         self.delivered.append(request)
         self._deliver(request)
 
@@ -66,13 +69,16 @@ class Arrivals:
 class SourceArrivals:
     """Delivers what a source asks for; a request gets its id, its place among all, when it arrives."""
 
-    def __init__(self, env: simpy.Environment, source: Source, deliver: Callable[[Request], None]) -> None:
+    def __init__(self, env: Clock, source: Source) -> None:
         self.delivered: list[Request] = []
         self._env = env
         self._source = source
-        self._deliver = deliver
         self._asked: list[Request] = []  # by id, as the source made them
-        for request in source.first():
+
+    def start(self, deliver: Callable[[Request], None]) -> None:
+        """Delivers them, each at its time."""
+        self._deliver = deliver
+        for request in self._source.first():
             self._schedule(request)
 
     def ended(self, request: Request, finish_s: float) -> None:
@@ -86,6 +92,10 @@ class SourceArrivals:
         timer.callbacks.append(lambda _event: self._arrive(request))
 
     def _arrive(self, asked: Request) -> None:
+        if self._env.now_s > LATEST_S:
+            raise ValueError(
+                f"request {len(self.delivered)} arrives at {self._env.now_s:g} s; the clock ends at {LATEST_S:g} s"
+            )
         request = replace(asked, id=len(self.delivered), arrival_s=self._env.now)
         self._asked.append(asked)
         self.delivered.append(request)

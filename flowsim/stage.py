@@ -7,22 +7,21 @@ their first token; `flowsim.decoding` has the one that goes on to the last. This
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from flowsim.core import Batch, Job, Outcome, Part, Request
 from flowsim.kv import Blocks
-from flowsim.latency import LatencyModel, Predictor
+from flowsim.latency import NO_DECODES, Decodes, LatencyModel, Predictor, Tokens
 from flowsim.log import Log
-from flowsim.timeline import Stops, Timeline
+from flowsim.record import request_row, stops_row
+from flowsim.timeline import Stops
 from flowsim.view import InstanceView, cached_tokens
 
 __all__ = [
     "Host", "PrefillStage", "Stage",
-    "checks_beyond_s", "hardware_of", "has_started", "take_parts", "taken_up", "under_way",
+    "computed", "has_started", "lay_out", "lay_out_stops", "take_parts", "taken_up", "under_way",
 ]  # fmt: skip
-
-_STOPS: dict[Stops | None, float] = {None: math.nan, **{stops: float(place) for place, stops in enumerate(Stops)}}
 
 
 class Host(Protocol):
@@ -70,8 +69,9 @@ class Stage(Protocol):
         """Moves the jobs of a batch that will run to its end to where they will be then."""
         ...
 
-    def end(self, batch: Batch, operators: int) -> None:
-        """A batch ended now, after that many of its operators: its tokens are out."""
+    def end(self, batch: Batch, operators: int) -> bool:
+        """A batch ended now, after that many of its operators: its tokens are out. Answers whether all of its prompts
+        are complete."""
         ...
 
     def reserved_blocks(self) -> int:
@@ -113,21 +113,28 @@ class PrefillStage:
     def take(self, batch: Batch) -> None:
         own = self._instance
         tokens = take_parts(own, batch, _admitted)
-        batch.timeline = hardware_of(own, batch).timeline(tokens, batch.slowest)
-        batch.predicted_s = own.predictor.batch_s(tokens) + checks_beyond_s(own, batch)
+        if batch.layers is not None:
+            lay_out(own, batch, batch.layers, tokens, NO_DECODES)
+        elif batch.stops is not None:
+            lay_out_stops(own, batch, batch.stops, tokens)
+        else:
+            batch.timeline = own.latency.timeline(tokens, batch.slowest)
+            batch.predicted_s = own.predictor.batch_s(tokens)
 
     def advance(self, batch: Batch) -> None:
         raise AssertionError("an instance that only prefills plans no batch ahead")
 
-    def end(self, batch: Batch, operators: int) -> None:
+    def end(self, batch: Batch, operators: int) -> bool:
         """Credits the batch's tokens: a prompt that is complete emits its first token, a cut one waits again."""
         own = self._instance
-        token_s = own.view.now_s + own.latency.profile.request_s
+        token_s = own.view.now_s + own.view.request_s
+        cut = False
         again: list[Job] = []
-        for job, new in batch.parts:
-            job.done_tokens += new
-            if job.done_tokens < job.prompt_tokens:
+        for job, new in computed(own, batch):
+            job.done_tokens = done_tokens = job.done_tokens + new
+            if done_tokens < job.prompt_tokens:
                 own.view.waiting.add(job)
+                cut = True
                 continue
             job.generated_tokens += 1
             if job.prefill_instance < 0:
@@ -139,10 +146,11 @@ class PrefillStage:
                 self._handed(job)
             else:
                 own.kv.give(job.id)
-                own.log_request(job, token_s, Outcome.FINISHED)
+                own.log.requests.add(request_row(own.index, job, token_s, Outcome.FINISHED))
                 own.ended(job.request, token_s)
         if again:
             self._count_tokens(batch, again, token_s)
+        return not cut and own.view.completes(batch)
 
     def _count_tokens(self, batch: Batch, again: list[Job], token_s: float) -> None:
         """What is prefilled anew gets a token that is not its first: of a step, as where it is decoded."""
@@ -161,7 +169,7 @@ class PrefillStage:
         return ()
 
     def lose(self, batch: Batch) -> None:
-        under_way(batch)
+        under_way(self._instance, batch)
 
     def leave(self, job: Job) -> None:
         """Nobody counts its steps."""
@@ -173,62 +181,90 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
     What the prefix cache holds of a prompt is done already: a part has at most what is left. `admitted` is called with
     each job that starts. Returns (new, cached) tokens of each part.
     """
-    waiting, kv, rows = own.view.waiting, own.kv, own.log.batches
+    waiting, kv, add = own.view.waiting, own.kv, own.log.batches.add
+    remembers, number, index = kv.remembers, batch.number, own.index
+    fills = remembers and own.view.completes(batch)
     batch.slowest = slowest = own.slowest()
-    stops = _STOPS[batch.stops]
     tokens: list[tuple[int, int]] = []
-    for position, (job, new) in enumerate(batch.parts):
+    total = len(batch.decodes)
+    held_blocks = 0
+    for job, new in batch.parts:
         waiting.remove(job)
-        if not job.done_tokens:
-            job.done_tokens = found = cached_tokens(kv, job) if kv.remembers else 0
-            kv.take(job.id, kv.blocks(job.prompt_tokens), job.block_name)
+        done_tokens = job.done_tokens
+        if done_tokens or job.done_layers:
+            held_blocks += kv.held(job.id)
+        else:
+            blocks = kv.blocks(job.prompt_tokens)
+            if remembers:
+                job.done_tokens = done_tokens = cached_tokens(kv, job)
+                new = min(new, job.prompt_tokens - done_tokens)
+            kv.take(job.id, blocks, job.block_name)
+            held_blocks += blocks
             if job.start_s != job.start_s:
                 job.start_s = batch.since_s
-                job.cached_tokens = found
+                job.cached_tokens = done_tokens
             else:
-                job.recomputed_tokens -= found
+                job.recomputed_tokens -= done_tokens
             admitted(job)
-            new = min(new, job.prompt_tokens - found)
-        if kv.remembers:
-            kv.fill(job.id, (job.done_tokens + new) // kv.block_tokens, job.block_name)
-        batch.blocks += kv.held(job.id)
-        tokens.append((new, job.done_tokens))
-        rows.add((batch.number, own.index, job.id, position, new, job.done_tokens, slowest, stops))
-    if kv.remembers and any(part.tokens != new for part, (new, _) in zip(batch.parts, tokens, strict=True)):
-        batch.parts = tuple(Part(part.job, new) for part, (new, _) in zip(batch.parts, tokens, strict=True))
-        batch.tokens = len(batch.decodes) + sum(new for new, _ in tokens)
+        if fills:
+            kv.fill(job.id, (done_tokens + new) // kv.block_tokens, job.block_name)
+        add((number, index, job.id, len(tokens), new, done_tokens, slowest))
+        tokens.append((new, done_tokens))
+        total += new
+    if remembers:
+        batch.parts = tuple([Part(job, new) for (job, _), (new, _) in zip(batch.parts, tokens, strict=True)])
+    batch.tokens = total
+    batch.blocks = held_blocks
     return tokens
 
 
-def hardware_of(own: Host, batch: Batch) -> LatencyModel:
-    """The instance's hardware with the checks of the batch's own stops, if it has some."""
-    return own.latency if batch.stops is None else own.latency.stopping(batch.stops)
+def lay_out(own: Host, batch: Batch, layers: range, tokens: Tokens, decodes: Decodes) -> None:
+    """Gives a batch whose prompts go through some layers its timeline, and what is predicted for it: for each layer its
+    share of what the prompts would add to the decodes in a whole pass."""
+    own.log.layers.add((batch.number, own.index, layers.start, layers.stop, own.view.layers))
+    batch.timeline = own.latency.layered(tokens, layers, batch.slowest, decodes)
+    without_s = own.predictor.batch_s((), decodes) if decodes.sequences else own.view.request_s
+    added_s = own.predictor.batch_s(tokens, decodes) - without_s
+    batch.predicted_s = without_s + added_s * len(layers) / own.view.layers
 
 
-def checks_beyond_s(own: Host, batch: Batch) -> float:
-    """Seconds of checks that a batch has beyond those of its policy's stops, for which the predictor answers: a
-    scheduler knows how many it adds or leaves out, and what one costs."""
-    if batch.stops is None:
-        return 0.0
-    assert isinstance(batch.timeline, Timeline)
-    passes = len(batch.timeline.passes)
-    return hardware_of(own, batch).checks_s(passes) - own.latency.checks_s(passes)
+def lay_out_stops(own: Host, batch: Batch, stops: Stops, tokens: Tokens) -> None:
+    """Gives a batch with stops of its own its timeline, and what is predicted for it. The predictor answers for its
+    policy's stops; a scheduler knows how many checks it adds or leaves out, and what one costs."""
+    own.log.stops.add(stops_row(own.index, batch, stops))
+    latency = own.latency.stopping(stops)
+    batch.timeline = timeline = latency.timeline(tokens, batch.slowest)
+    passes = len(timeline.passes)
+    batch.predicted_s = own.predictor.batch_s(tokens) + latency.checks_s(passes) - own.latency.checks_s(passes)
+
+
+def computed(own: Host, batch: Batch) -> Sequence[Part]:
+    """The parts whose tokens a batch that ends has computed. What it has not taken through the last layer waits, so
+    many layers further."""
+    layers = batch.layers
+    if layers is None:
+        return batch.parts
+    completes = own.view.completes(batch)
+    for job, new in batch.parts:
+        job.done_layers, job.layered_tokens = (0, 0) if completes else (layers.stop, new)
+        if not completes:
+            own.view.waiting.add(job)
+    return batch.parts if completes else ()
 
 
 def _admitted(_job: Job) -> None:
     """Nobody counts the sequences of an instance that only prefills."""
 
 
-def under_way(batch: Batch) -> None:
+def under_way(own: Host, batch: Batch) -> None:
     """What a batch was to compute of its prompts counts as done, and so as lost, when it is lost with them."""
-    for job, new in batch.parts:
+    for job, new in batch.parts if own.view.completes(batch) else ():
         job.done_tokens += new
 
 
 def taken_up(batch: Batch, now_s: float) -> None:
     """A suspended batch goes on: notes for how long it and its jobs were suspended."""
     waited_s = now_s - batch.suspended_at_s
-    batch.resumes += 1
     batch.since_s = now_s
     batch.switch_s = 0.0
     batch.suspended_s += waited_s

@@ -30,13 +30,17 @@ def request_tables(
     warmup_s: float,
     cooldown_s: float,
 ) -> dict[str, Columns]:
-    """`requests`, and those of `steps`, `tokens`, `failures`, `migrations` and `transfers` that there are."""
+    """`requests`, and those of `steps`, `tokens`, `layers`, `stops`, `failures`, `migrations`, `transfers` that there are."""
     tables = {"requests": _requests(requests, log.requests, hardware, pools, warmup_s, cooldown_s)}
     if len(log.steps):
         tables |= {"steps": _columns(log.steps), "tokens": _columns(log.tokens)}
         tables["requests"] |= _decoded(tables, requests, log.requests)
     if len(log.steps) or log.requests.column("cached_tokens").any():
         tables["requests"] |= _counts(log.requests, len(requests), *_KV_COUNTS)
+    if len(log.layers):
+        tables["layers"] = _columns(log.layers)
+    if len(log.stops):
+        tables["stops"] = _enums(_columns(log.stops), stops=[stops.value for stops in Stops])
     if len(log.failures):
         tables["failures"] = _columns(log.failures)
         tables["requests"] |= _counts(log.requests, len(requests), "requeued", "recomputed_tokens")
@@ -53,18 +57,12 @@ def event_tables(log: Log) -> dict[str, Columns]:
     """`segments`, `batches`, `preemptions` and `kv`, as far as the log has kept their rows."""
     tables = {
         "segments": _enums(_columns(log.segments), ended=[ended.value for ended in Ended]),
-        "batches": _batches(log.batches),
+        "batches": _columns(log.batches),
         "preemptions": _columns(log.preemptions),
         "kv": _columns(log.kv),
     }
     tables["preemptions"]["paused"] = tables["preemptions"]["paused"].astype(bool)
     return tables
-
-
-def _batches(table: Table) -> Columns:
-    """The batch table; `stops` only where some batch has its own."""
-    columns, stops = _columns(table, but="stops"), table.column("stops")
-    return columns | ({} if np.isnan(stops).all() else {"stops": _named(stops, [one.value for one in Stops])})
 
 
 def _requests(
@@ -183,8 +181,8 @@ def _hashes(requests: Sequence[Request]) -> Columns:
     return {"prefix_hashes": np.array([" ".join(map(str, r.prefix_hashes)) or None for r in requests], dtype=object)}
 
 
-def _columns(table: Table, but: str = "") -> Columns:
-    columns = {name: table.column(name) for name in table.columns if name != but}
+def _columns(table: Table) -> Columns:
+    columns = {name: table.column(name) for name in table.columns}
     return {name: cells if is_float(name) else cells.astype(np.int64) for name, cells in columns.items()}
 
 
@@ -194,4 +192,5 @@ def _enums(columns: Columns, **names: Sequence[str]) -> Columns:
 
 def _named(codes: Array, names: Sequence[str]) -> Array:
     """Positions in a list of names to the names; NaN to None."""
-    return np.array([None if code != code else names[int(code)] for code in codes.tolist()], dtype=object)
+    named = np.array([*names, None], dtype=object)
+    return named[np.where(np.isnan(codes), len(names), codes).astype(np.int64)]

@@ -99,7 +99,7 @@ def make_view(
     kv_blocks: int = 10_000,
     max_batches: int = 128,
 ) -> InstanceView:
-    """A View at one moment, with the exact predictor; all that is there has arrived in the order of ids.
+    """A View at one moment, with the exact predictor; what is there has come in the order of ids.
 
     Args:
         now_s: the time of the decision.
@@ -112,8 +112,9 @@ def make_view(
     """
     latency = latency or _a100()
     kv = KVPool(kv_blocks)
-    request_s = latency.profile.request_s
-    view = InstanceView(Exact(latency), kv, hardware=latency, max_batches=max_batches, request_s=request_s)
+    profile = latency.profile
+    limits = {"max_batches": max_batches, "layers": profile.layers}
+    view = InstanceView(Exact(latency), kv, latency, request_s=profile.request_s, **limits)
     view.now_s = now_s
     for job in waiting:
         if job.done_tokens:
@@ -140,7 +141,8 @@ def _a100() -> LatencyModel:
 def _under_way(jobs: Sequence[Job], share: float, latency: LatencyModel, kv: KVPool) -> Batch:
     batch = Batch([Part(job, job.left_tokens) for job in jobs])
     tokens = [(part.tokens, part.job.done_tokens) for part in batch.parts]
-    batch.number = batch.id
+    batch.begin(batch.id, math.nan, 0.0)
+    batch.blocks, batch.slowest = 0, 1.0
     batch.timeline = latency.timeline(tokens)
     batch.predicted_s = Exact(latency).batch_s(tokens)
     batch.done_s, batch.operators = batch.timeline.next_stop(share * batch.timeline.total_s, Stops.OPERATOR)

@@ -47,7 +47,7 @@ _STOP_OPERATORS = {
 
 
 class Pass(NamedTuple):
-    """One forward pass. Seconds, relative to the pass's own start.
+    """One forward pass, or a stretch of like layers of one. Seconds, relative to its own start.
 
     `head_s` runs before layer 0 and `tail_s` after the last layer; neither can be stopped. `ends_s[i]` is the
     end of operator i of a layer, counted from the layer's start, so `ends_s[4]` is the layer's length.

@@ -21,6 +21,8 @@ __all__ = ["ARRIVED", "InstanceView"]
 ARRIVED = 64
 """The latest arrivals that a view remembers."""
 
+INFINITE = math.inf
+
 
 class InstanceView:
     """What the scheduler of a real engine could know; it holds no output lengths. Policies only read it.
@@ -32,15 +34,18 @@ class InstanceView:
     making room for what runs next a sequence lost its KV to the growth of others.
     `arrived` are the latest requests that came here, at most `ARRIVED`, the oldest first, wherever they are now.
     `request_s` are the seconds of a first token that hold no GPU: work that ends at t is seen at t + request_s.
+    `layers` are the model's.
     """
 
     __slots__ = (
+        "_alone_s",
         "_hardware",
         "_kv",
         "_predictor",
         "arrived",
         "decodes",
         "evicted",
+        "layers",
         "max_batches",
         "max_sequences",
         "now_s",
@@ -55,11 +60,12 @@ class InstanceView:
         self,
         predictor: Predictor,
         kv: Blocks,
+        hardware: LatencyModel | None = None,
         *,
         max_batches: float = 128,
         max_sequences: float = math.inf,
+        layers: int = 1,
         request_s: float = 0.0,
-        hardware: LatencyModel | None = None,
     ) -> None:
         self.now_s = 0.0
         self.arrived: deque[Job] = deque(maxlen=ARRIVED)
@@ -69,10 +75,12 @@ class InstanceView:
         self.decodes: dict[int, Job] = {}
         self.sequences = 0
         self.evicted = False
+        self.layers = layers
         self.max_batches = max_batches
         self.max_sequences = max_sequences
         self._hardware = hardware
         self._predictor = predictor
+        self._alone_s: dict[int, float] = {}  # what the predictor has answered
         self._kv = kv
         self.request_s = request_s
 
@@ -85,17 +93,26 @@ class InstanceView:
         """Predicted seconds to the first token if `work` ran from now on, alone; never below 0.
 
         With P the predictor: a job that has not started has P(prompt); one between its chunks has
-        P(prompt) - P(done tokens) + request_s; a batch, running or suspended, has P(batch) less the seconds it
-        has been busy. `pass_s`, `check_s` and `request_s` are included; for a job between its chunks the `pass_s` of
-        its done tokens stands for that of the next chunk.
+        P(prompt) - P(done tokens) + request_s; one between groups of layers less of what those tokens add, by the
+        share of the layers done; a batch, running or suspended, has P(batch) less the seconds it has been busy.
+        `pass_s`, `check_s` and `request_s` are included; for a job between its chunks the `pass_s` of its done tokens
+        stands for that of the next chunk.
         """
-        if isinstance(work, Job):
-            left_s = self._predictor.alone_s(work.prompt_tokens)
+        if work.is_waiting:
+            left_s = self._alone_s.get(work.prompt_tokens)
+            if left_s is None:
+                left_s = self._alone_s[work.prompt_tokens] = max(0.0, self._predictor.alone_s(work.prompt_tokens))
             done_tokens = work.done_tokens
-            if not done_tokens and self._kv.remembers:
+            if not (done_tokens or work.done_layers):
+                if not self._kv.remembers:
+                    return left_s
                 done_tokens = cached_tokens(self._kv, work)
             if done_tokens:
                 left_s += self.request_s - self._predictor.alone_s(done_tokens)
+            if work.done_layers:
+                before_s = self._predictor.alone_s(done_tokens) if done_tokens else self.request_s
+                group_s = self._predictor.alone_s(done_tokens + work.layered_tokens) - before_s
+                left_s -= work.done_layers / self.layers * group_s
         else:
             busy_s = work.done_s
             if work is self.running and self.now_s > work.since_s:
@@ -111,17 +128,21 @@ class InstanceView:
         return self._predictor.batch_s(tokens, context_of(decodes))
 
     def pauses(self, parts: Sequence[Part], stops: Stops) -> Pauses:
-        """What a batch of these parts pays for being stoppable at these stops, and what that is worth to who comes.
+        """What a batch of these parts would pay for these stops, and how soon it could then be stopped.
 
-        Read from the operators' profile, which predictors that err do not change.
+        Of the profile of its operators, which predictions that err do not change. With several ranks a batch stops one
+        stop later, at a barrier.
+
+        Raises:
+            ValueError: the view was made without hardware.
         """
         hardware = self._hardware
         if hardware is None:
-            raise ValueError("this view knows no operators: give InstanceView its hardware")
+            raise ValueError("this view knows no operators; make it with InstanceView(predictor, kv, latency)")
         timeline = hardware.timeline([(part.tokens, part.job.done_tokens) for part in parts])
-        wait_s = timeline.mean_wait_s(stops, passed=1 if hardware.tp > 1 and stops.operators else 0)
-        barrier_s = hardware.barrier_s if hardware.tp > 1 and stops.operators else 0.0
-        return Pauses(hardware.stopping(stops).checks_s(len(timeline.passes)), wait_s + barrier_s)
+        meets = hardware.tp > 1 and bool(stops.operators)
+        wait_s = timeline.mean_wait_s(stops, passed=int(meets)) + (hardware.barrier_s if meets else 0.0)
+        return Pauses(hardware.stopping(stops).checks_s(len(timeline.passes)), wait_s)
 
     def fits(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> bool:
         """Whether a batch of these may start now: its KV blocks are free, and a batch slot and sequence slots are.
@@ -129,23 +150,31 @@ class InstanceView:
         A job takes the blocks of its whole prompt when its prefill starts, and keeps them between chunks; one whose
         prefill was done elsewhere takes those of its context when it joins the decodes, if it has not come with them.
         """
-        if decodes:
-            decodes = [job for job in decodes if job.id not in self.decodes]
-        if self.blocks(parts, decodes) > self._kv.free_blocks:
-            return False
-        if len(self.suspended) + (self.running is not None) >= self.max_batches:
-            return False
-        return self.max_sequences == math.inf or self.sequences + self._joining(parts, decodes) <= self.max_sequences
+        kv = self._kv
+        if decodes or kv.remembers or self.max_sequences < INFINITE:
+            return self._fits(parts, [job for job in decodes if job.id not in self.decodes])
+        needed, block_tokens = 0, kv.block_tokens
+        for job, _ in parts:
+            if not (job.done_tokens or job.done_layers):
+                needed -= -job.prompt_tokens // block_tokens
+        return needed <= kv.free_blocks and self._has_slot()
 
-    def _joining(self, parts: Sequence[Part], decodes: Sequence[Job]) -> int:
-        """How many of these parts, and of these decodes that are to join, are no sequence of this instance yet."""
-        return sum(not job.done_tokens for job, _ in parts) + len(decodes)
+    def _fits(self, parts: Sequence[Part], joining: Sequence[Job]) -> bool:
+        """Likewise, of decodes those that are not sequences of this instance yet."""
+        if self.blocks(parts, joining) > self._kv.free_blocks or not self._has_slot():
+            return False
+        starting = sum(not (job.done_tokens or job.done_layers) for job, _ in parts)
+        return self.sequences + starting + len(joining) <= self.max_sequences
+
+    def _has_slot(self) -> bool:
+        """Whether one more batch may be under way."""
+        return len(self.suspended.by_id) + (self.running is not None) < self.max_batches
 
     def blocks(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> int:
         """KV blocks that starting these would take."""
         needed, kv = 0, self._kv
         for job, _ in parts:
-            if not job.done_tokens:
+            if not (job.done_tokens or job.done_layers):
                 blocks = kv.blocks(job.prompt_tokens)
                 needed += kv.needs(job.block_name, blocks) if kv.remembers else blocks
         for job in decodes:
@@ -153,12 +182,16 @@ class InstanceView:
                 needed += kv.blocks(job.context_tokens)
         return needed
 
+    def completes(self, batch: Batch) -> bool:
+        """Whether the tokens of a batch's prompts are computed when it ends: it takes them through the last layer."""
+        return batch.layers is None or batch.layers.stop == self.layers
+
     def left_tokens(self, job: Job) -> int:
         """Prompt tokens that a job would still compute, were it to go on now: not those of blocks in the prefix cache.
 
         Of a whole prompt in the cache one block's worth is left, or less: the last token is always computed.
         """
-        if job.done_tokens or not self._kv.remembers:
+        if job.done_tokens or job.done_layers or not self._kv.remembers:
             return job.left_tokens
         return job.prompt_tokens - cached_tokens(self._kv, job)
 

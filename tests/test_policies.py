@@ -687,6 +687,14 @@ def test_without_contention_or_overheads_all_policies_agree(name):
 # ---------------------------------------------------------------- beyond the paper; more in test_beyond.py
 
 
+def test_layered_prefill_takes_whole_prompts_through_the_layers_a_group_a_pass_and_what_comes_later_waits():
+    # 150 and 40 tokens take two groups, of a layer each; the two that have come meanwhile take one, of both layers.
+    requests = workload((0.0, 150), (0.0, 40), (0.1, 60), (0.3, 30))
+    result = checked(requests, shipped("layered_prefill", "batching.group_tokens=100"), MS)
+    both = [(0, 150), (1, 40)]
+    assert passes(result) == [(both, 0.095), (both, 0.19), ([(2, 60)], 0.25), ([(3, 30)], 0.33)]
+
+
 def test_chunked_adaptive_fills_passes_of_100_ms_in_the_queues_order():
     # A token takes a millisecond: 100 of the first prompt, 100 more, its last 50 with 50 of the second, the other 30.
     result = checked(workload((0.0, 250), (0.0, 80)), shipped("chunked_adaptive"), MS)

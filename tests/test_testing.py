@@ -69,7 +69,7 @@ class ByQueue(Fine):
     """Takes what happened to come into the queue first."""
 
     def select(self, view):
-        jobs = list(view.waiting._work.values())
+        jobs = list(view.waiting.by_id.values())
         if view.running or view.suspended or not jobs or not view.fits([Part(jobs[0], jobs[0].left_tokens)]):
             return super().select(view)
         return Batch([Part(jobs[0], jobs[0].left_tokens)])

@@ -44,8 +44,9 @@ def operator_by_operator(
     latency = latency.bound(pass_tokens=cluster.pass_tokens, stops=policy.stops)
     kv = KVPool(kv_blocks, cluster.block_tokens)
     profile = latency.profile
-    limits = {"max_batches": cluster.max_batches, "request_s": profile.request_s}
-    view = InstanceView(Exact(latency), kv, hardware=latency, **limits)
+    view = InstanceView(
+        Exact(latency), kv, latency, max_batches=cluster.max_batches, layers=profile.layers, request_s=profile.request_s
+    )
     coming = [request for request in requests if kv.blocks(request.prompt_tokens) <= kv_blocks]
     segments: list[tuple[int, float, float]] = []
     first_token_s: dict[int, float] = {}
@@ -107,6 +108,7 @@ def _put_on(batch: Batch, view: InstanceView, kv: KVPool, latency: LatencyModel,
         view.suspended.remove(batch)
     else:
         tokens = [(new, job.done_tokens) for job, new in batch.parts]
+        batch.begin(0, now_s, 0.0)
         hardware = latency.stopping(batch.stops or latency.stops)
         batch.timeline, batch.predicted_s = hardware.timeline(tokens), Exact(hardware).batch_s(tokens)
         for job, _ in batch.parts:

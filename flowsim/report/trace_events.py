@@ -149,6 +149,8 @@ class Scene:
         told = f'"batch":{batch},"requests":{json.dumps(found)},"tokens":{table["tokens"][place]}'
         if batch in self._decodes:
             told += f',"decodes":{self._decodes[batch]}'
+        if batch in self._layers:
+            told += f',"layers":"{self._layers[batch]}"'
         slo_s = requests["ttft_slo_s"][head]
         if np.isfinite(slo_s):
             deadline_s = requests["arrival_s"][head] + slo_s
@@ -162,6 +164,14 @@ class Scene:
         steps = self.tables.get("steps", {"batch": np.zeros(0), "decodes": np.zeros(0)})
         decodes = zip(steps["batch"].tolist(), steps["decodes"].tolist(), strict=True)
         return {int(batch): int(count) for batch, count in decodes if count}
+
+    @cached_property
+    def _layers(self) -> dict[int, str]:
+        """Of batches whose prompts go through some layers only, which: "12-17" of layers numbered from 0."""
+        if "layers" not in self.tables:
+            return {}
+        columns = (self.tables["layers"][name].tolist() for name in ("batch", "first_layer", "last_layer"))
+        return {batch: f"{first}-{last - 1}" for batch, first, last in zip(*columns, strict=True)}
 
     def _has_token(self, request: int, at_s: float) -> bool:
         """Whether a request has had its first token by a time: what it computes then, it computes again."""
