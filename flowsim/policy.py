@@ -28,8 +28,8 @@ Work = Job | Batch
 
 
 class Pauses(NamedTuple):
-    """What stops of a batch cost and give: seconds that its checks take in all, and mean seconds from a flag at a random
-    moment to the stop."""
+    """What stops of a batch cost and give: seconds that its checks take in all, and mean seconds from a flag at a
+    random moment to the stop."""
 
     checks_s: float
     wait_s: float

@@ -30,7 +30,8 @@ def request_tables(
     warmup_s: float,
     cooldown_s: float,
 ) -> dict[str, Columns]:
-    """`requests`, and those of `steps`, `tokens`, `layers`, `stops`, `failures`, `migrations`, `transfers` that there are."""
+    """`requests`, and those of `steps`, `tokens`, `layers`, `stops`, `failures`, `migrations` and `transfers` that
+    there are."""
     tables = {"requests": _requests(requests, log.requests, hardware, pools, warmup_s, cooldown_s)}
     if len(log.steps):
         tables |= {"steps": _columns(log.steps), "tokens": _columns(log.tokens)}
