@@ -21,6 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num-requests", type=int, default=5000)
     parser.add_argument("--policies", nargs="*", default=choices_of("policy"))
+    parser.add_argument("--bound", action="store_true", help="also each policy's share of the best possible; slow")
     parser.add_argument("--folder", help="where finished runs are kept; a rerun does only what is missing")
     options = parser.parse_args()
     with StudyProgress() as progress:
@@ -30,13 +31,15 @@ def main() -> None:
             target=TARGET,
             seeds=SEEDS,
             start_rps=1.0,
+            bound=options.bound,
             folder=options.folder,
             progress=progress,
         )
     print(f"goodput at {TARGET:.0%} attainment, {options.num_requests} requests, seeds {SEEDS}, 95 % interval")
     for row in found.table.itertuples():
         interval = f"{row.goodput_rps_low:.2f} to {row.goodput_rps_high:.2f}"
-        print(f"{row.policy:14} {row.goodput_rps:6.2f} req/s ({interval})")
+        share = f", {row.bound_share:.0%} of {row.bound_rps:.2f}" if options.bound else ""
+        print(f"{row.policy:14} {row.goodput_rps:6.2f} req/s ({interval}){share}")
 
 
 if __name__ == "__main__":

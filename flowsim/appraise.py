@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flowsim.bound import BATCHINGS, Bound, on_time_bound
+from flowsim.bound import BATCHINGS, Bound
+from flowsim.bounded import bound_of, checked_boundable, measured
 from flowsim.config import Setup
 from flowsim.explain import CAUSES, LOST, Miss, explain, misses_by_cause
 from flowsim.keep import need_all
@@ -32,28 +33,17 @@ class UpperBound:
     """`task=bound`: how many requests any schedule could serve on time, beside what the policy did: `bound.json`.
 
     Raises:
-        ValueError: a closed loop, whose arrivals depend on the schedule, ranks whose speeds are drawn, or pools.
+        ValueError: a set-up that has no bound (`flowsim.bounded`).
     """
 
     def __call__(self, setup: Setup, *, title: str, report: Report, folder: Path, quiet: bool) -> int:
         """Runs the policy and finds the bounds; returns how many requests finished."""
-        if not isinstance(setup.requests, Sequence):
-            raise ValueError("task=bound: a closed loop's arrivals depend on the schedule; give it a fixed workload")
+        checked_boundable(setup)
         need_all(setup.keep, "task=bound")
-        pool = setup.cluster
-        if not isinstance(pool, Pool):
-            raise ValueError(f"task=bound: the bound is of one pool of equal instances, not of {', '.join(pool.pools)}")
-        if pool.jitter_sigma:
-            raise ValueError("task=bound: with cluster.jitter_sigma a rank may be faster than the profile; set it to 0")
         result = simulated(setup, title=title, report=report, folder=folder, quiet=quiet)
-        on_time = int((result.tables["requests"]["met_slo"] == True).sum())  # noqa: E712 (None is neither)
-        latency = pool.hardware(setup.latency).bound(
-            pass_tokens=pool.pass_tokens, stops=(pool.policy or setup.policy).stops
-        )
-        bounds = [
-            on_time_bound(setup.requests, latency, instances=pool.instances, batching=batching)
-            for batching in BATCHINGS
-        ]
+        of = result.tables["requests"]
+        on_time = int(((of["met_slo"] == True) & of["measured"]).sum())  # noqa: E712 (None is neither)
+        bounds = [bound_of(setup, measured(setup), batching) for batching in BATCHINGS]
         figures = [asdict(bound) | {"attainment": bound.attainment} for bound in bounds]
         text = json.dumps({"policy_on_time": on_time, "bounds": figures}, indent=2)
         (folder / "bound.json").write_text(text + "\n", encoding="utf-8")

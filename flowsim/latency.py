@@ -98,6 +98,7 @@ class LatencyModel:
         ]
         curves = [*profile.dense[tp], *(one.curve for one in experts)]
         self._knots, self._lines = merge(curves, profile.all_reduce[tp])
+        self._sums_s: dict[int, tuple[float, ...]] = {}  # by tokens of a pass: at each boundary, what the lines give
         self._measured = [(one.name, one.measured_tokens) for one in curves]
         self._per_sequence = profile.per_sequence.get(tp, ())
         self._sequences_s: dict[int, float] = {0: 0.0}
@@ -245,10 +246,11 @@ class LatencyModel:
             cached += p
         prefilled = total
         total += decodes.sequences
-        lines = self._lines[bisect_left(self._knots, total)]
-        head_s, qkv_s, other_s, o_s, gate_s, down_s, tail_s, o_meet_s, down_meet_s = [
-            start + slope * total for start, slope in lines
-        ]
+        sums_s = self._sums_s.get(total)
+        if sums_s is None:
+            lines = self._lines[bisect_left(self._knots, total)]
+            sums_s = self._sums_s[total] = tuple([start + slope * total for start, slope in lines])
+        head_s, qkv_s, other_s, o_s, gate_s, down_s, tail_s, o_meet_s, down_meet_s = sums_s
         for all_s, missed in self._experts:
             down_s += all_s * (1.0 - missed**total)
         if self._per_sequence:
@@ -356,9 +358,11 @@ class Exact:
         return self.latency.timeline(tokens, 1.0, decodes).total_s + self._request_s
 
 
-def _passes(tokens: Tokens, pass_tokens: int) -> list[list[tuple[int, int]]]:
+def _passes(tokens: Tokens, pass_tokens: int) -> Sequence[Tokens]:
     """The parts cut, in order, into passes of at most `pass_tokens` new tokens; a cut part's rest sees its
     earlier tokens as cached."""
+    if sum([new for new, _ in tokens]) <= pass_tokens:
+        return [tokens]
     passes: list[list[tuple[int, int]]] = [[]]
     room = pass_tokens
     for new, cached in tokens:

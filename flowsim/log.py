@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from itertools import chain
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -37,8 +37,8 @@ class Ended(enum.Enum):
 class Table:
     """Rows of numbers under named columns.
 
-    `add` appends a row, a tuple with a number for each column. `pack` turns what was added into an array, where a
-    row costs 8 bytes a column: a tenth of what its objects cost, for a fifth of the time of packing each row alone.
+    `add` appends a row, a tuple with a number for each column, as 8 bytes a column: a tenth of what its objects would
+    take. `pack` turns what was added since into an array.
     `kept` is given each array, and answers those of its rows that the table is to keep: all, if nobody replaces it.
     """
 
@@ -49,8 +49,9 @@ class Table:
         self.kept: Callable[[Cells], Cells] = _all
         self._blocks = [np.empty((0, len(columns)))]
         self._packed = 0
-        self._rows: list[tuple[float, ...]] = []
-        self.add: Callable[[tuple[float, ...]], None] = self._rows.append
+        self._rows: list[bytes] = []
+        cells, append = Struct(f"{len(columns)}d").pack, self._rows.append
+        self.add: Callable[[tuple[float, ...]], None] = lambda row: append(cells(*row))
 
     def __len__(self) -> int:
         """Rows added, whether kept or not."""
@@ -60,9 +61,8 @@ class Table:
         """Packs the rows added since the last time."""
         if not self._rows:
             return
-        shape = (len(self._rows), len(self.columns))
-        cells = np.fromiter(chain.from_iterable(self._rows), dtype=np.float64, count=shape[0] * shape[1])
-        self._blocks.append(self.kept(cells.reshape(shape)))
+        cells = np.frombuffer(b"".join(self._rows)).reshape(-1, len(self.columns))
+        self._blocks.append(self.kept(cells))
         self._packed += len(self._rows)
         self._rows.clear()
 

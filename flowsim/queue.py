@@ -136,7 +136,8 @@ class _Index(Generic[W]):
     """
 
     __slots__ = (
-        "_aside", "_first", "_flips", "_flips_s", "_order", "_read_s", "_sorted", "_sorted_by_id", "_view", "unfiled",
+        "_aside", "_due_s", "_filed_s", "_first", "_flips", "_flips_s", "_order", "_sorted", "_sorted_by_id", "_view",
+        "unfiled",
     )  # fmt: skip
 
     def __init__(self, order: Order, view: Clock) -> None:
@@ -149,7 +150,7 @@ class _Index(Generic[W]):
         self._first: Ranked[W] | None = None  # of the sorted, once somebody has looked
         self._sorted_by_id: dict[int, Ranked[W]] = {}
         self._flips: list[tuple[float, int]] = []  # a heap; entries of work that left or flipped are skipped
-        self._read_s = -math.inf
+        self._filed_s = self._due_s = -math.inf  # keys are those of any time from the one up to the other
 
     def remove(self, number: int) -> None:
         """Takes work out."""
@@ -159,7 +160,7 @@ class _Index(Generic[W]):
 
     def front(self) -> Ranked[W]:
         """The first of all, as of the view's time."""
-        if self.unfiled or self._view.now_s != self._read_s:
+        if self.unfiled or not self._filed_s <= self._view.now_s < self._due_s:
             self._file()
         if not self._sorted_by_id:
             return min(self._aside.values())
@@ -179,9 +180,8 @@ class _Index(Generic[W]):
     def _file(self) -> None:
         """Brings the keys up to the view's time."""
         now_s, flips = self._view.now_s, self._flips
-        if now_s < self._read_s:
+        if now_s < self._filed_s:
             self._unfile()
-        self._read_s = now_s
         while flips and flips[0][0] <= now_s:
             self._flip(heapq.heappop(flips)[1])
         if self.unfiled:
@@ -190,6 +190,7 @@ class _Index(Generic[W]):
             self.unfiled.clear()
             if len(self._aside) > MOST_ASIDE:
                 self._sort()
+        self._filed_s, self._due_s = now_s, flips[0][0] if flips else math.inf
 
     def _rank(self, work: W) -> None:
         view = self._view

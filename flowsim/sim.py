@@ -23,7 +23,7 @@ from flowsim.timeline import Stops
 
 __all__ = ["simulate"]
 
-WATCH_EVERY = 256  # events between two calls of `progress` and `stop`: milliseconds
+WATCH_EVERY = 512  # events between two calls of `progress` and `stop`: milliseconds
 
 
 def simulate(

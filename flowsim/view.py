@@ -157,18 +157,16 @@ class InstanceView:
         for job, _ in parts:
             if not (job.done_tokens or job.done_layers):
                 needed -= -job.prompt_tokens // block_tokens
-        return needed <= kv.free_blocks and self._has_slot()
+        under_way = len(self.suspended.by_id) + (self.running is not None)
+        return needed <= kv.free_blocks and under_way < self.max_batches
 
     def _fits(self, parts: Sequence[Part], joining: Sequence[Job]) -> bool:
         """Likewise, of decodes those that are not sequences of this instance yet."""
-        if self.blocks(parts, joining) > self._kv.free_blocks or not self._has_slot():
+        under_way = len(self.suspended.by_id) + (self.running is not None)
+        if self.blocks(parts, joining) > self._kv.free_blocks or under_way >= self.max_batches:
             return False
         starting = sum(not (job.done_tokens or job.done_layers) for job, _ in parts)
         return self.sequences + starting + len(joining) <= self.max_sequences
-
-    def _has_slot(self) -> bool:
-        """Whether one more batch may be under way."""
-        return len(self.suspended.by_id) + (self.running is not None) < self.max_batches
 
     def blocks(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> int:
         """KV blocks that starting these would take."""

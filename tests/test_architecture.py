@@ -66,7 +66,7 @@ LAYERS = (
     ),
     ("sim",),
     ("testing",),
-    ("config", "variants", "report"),
+    ("config", "variants", "report", "bounded"),
     ("study",),
     ("task", "explain", "appraise", "capacity"),
     ("flowsim", "regress", "__main__"),
@@ -120,7 +120,8 @@ ONLY = {
     "regress": {"check", "config", "core", "flowsim", "names"},
     "report": {"by_class", "core", "log", "metrics", "names", "profile", "summary"},
     "variants": {"config", "names"},
-    "study": {"core", "metrics", "names", "profile", "report", "variants"},
+    "bounded": {"bound", "config", "core", "latency", "pool"},
+    "study": {"bounded", "config", "core", "metrics", "names", "profile", "report", "variants"},
     "flowsim": {
         "batching",
         "core",

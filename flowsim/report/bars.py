@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["blocking", "differences", "goodput", "matrix"]
 
 GREY = "0.35"
+BOUND_LINES = ("--", ":")
 
 
 @drawn
@@ -26,7 +28,7 @@ def goodput(
     by: str = "policy",
     over: str | None = None,
     *,
-    bound: str | None = None,
+    bound: str | Sequence[str] | None = None,
     title: str = "",
     width_in: float = COLUMN_IN,
 ) -> Figure:
@@ -36,13 +38,15 @@ def goodput(
         table: a row per bar, or several (seeds), as of `attainment`.
         y, by: the column of the bars' lengths, and the one that names the bars.
         over: a column (model, workload) for whose values the bars stand in groups; None for one group.
-        bound: a column with what could at best be reached, drawn as a line across each bar.
+        bound: a column with what could at best be reached, drawn as a line across each bar, or several; the value's
+            share of the first is beside it.
         title, width_in: as of `attainment`.
     """
-    need(table, [y, by] + [name for name in (over, bound) if name])
+    bounds = [bound] if isinstance(bound, str) else list(bound or ())
+    need(table, [y, by, *([over] if over else []), *bounds])
     if over is None:
-        return _lying_bars(table, y, by, bound, title, width_in)
-    return _standing_bars(table, y, by, over, bound, title, width_in)
+        return _lying_bars(table, y, by, bounds, title, width_in)
+    return _standing_bars(table, y, by, over, bounds, title, width_in)
 
 
 @drawn
@@ -172,9 +176,9 @@ def _bar(name: Any, rows: pd.DataFrame, y: str) -> Series:
     return Series(name, one.x, one.y, one.low, one.high)
 
 
-def _lying_bars(table: pd.DataFrame, y: str, by: str, bound: str | None, title: str, width_in: float) -> Figure:
+def _lying_bars(table: pd.DataFrame, y: str, by: str, bounds: list[str], title: str, width_in: float) -> Figure:
     groups = list(table.groupby(by, sort=False))
-    figure = figure_of(width_in, 0.17 + 0.065 * len(groups), "" if bound else title)
+    figure = figure_of(width_in, 0.17 + 0.065 * len(groups), "" if bounds else title)
     axes = figure.subplots()
     styles = looks(name for name, _ in groups)
     for place, (name, rows) in enumerate(groups):
@@ -184,22 +188,27 @@ def _lying_bars(table: pd.DataFrame, y: str, by: str, bound: str | None, title: 
         if one.reach.any():
             axes.errorbar(one.y, [place], xerr=one.reach, fmt="none", ecolor="black", elinewidth=0.9)
         end = max(value, float(np.nan_to_num(one.high[0])))
-        axes.annotate(f"{value:.3g}", (end, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7)
-        if bound:
-            best = float(rows[bound].mean())
-            axes.plot([best, best], [place - 0.4, place + 0.4], "--", color="black", linewidth=1.4)
+        best = [float(rows[name].mean()) for name in bounds]
+        share = f" ({value / best[0]:.0%})" if best and best[0] > 0.0 else ""
+        axes.annotate(
+            f"{value:.3g}{share}", (end, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7,
+            bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"} if bounds else None,
+        )  # fmt: skip
+        for at, line in zip(best, BOUND_LINES, strict=False):
+            axes.plot([at, at], [place - 0.4, place + 0.4], line, color="black", linewidth=1.4)
     axes.set_yticks(range(len(groups)), [plain(str(name)) for name, _ in groups])
     axes.set(xlabel=label(y), ylim=(len(groups) - 0.4, -0.6))
     axes.margins(x=0.1)
     axes.grid(axis="y", visible=False)
-    if bound:
-        axes.plot([], [], "--", color="black", linewidth=1.4, label=label(bound))
+    if bounds:
+        for name, line in zip(bounds, BOUND_LINES, strict=False):
+            axes.plot([], [], line, color="black", linewidth=1.4, label=label(name))
         legend_above(figure, title)
     return figure
 
 
 def _standing_bars(
-    table: pd.DataFrame, y: str, by: str, over: str, bound: str | None, title: str, width_in: float
+    table: pd.DataFrame, y: str, by: str, over: str, bounds: list[str], title: str, width_in: float
 ) -> Figure:
     figure = figure_of(width_in, 0.52 if width_in < 5.0 else 0.3)
     axes = figure.subplots()
@@ -217,13 +226,13 @@ def _standing_bars(
                      alpha=0.85, label=legend)  # fmt: skip
             if one.reach.any():
                 axes.errorbar([at], one.y, yerr=one.reach, fmt="none", ecolor="black", elinewidth=0.9, capsize=1.5)
-            if bound:
+            for bound, line in zip(bounds, ("-", ":"), strict=False):
                 best = float(rows[bound].mean())
-                axes.plot([at - wide / 2, at + wide / 2], [best, best], "-", color="black", linewidth=1.2)
+                axes.plot([at - wide / 2, at + wide / 2], [best, best], line, color="black", linewidth=1.2)
     axes.set_xticks(range(len(places)), [plain(str(place)) for place in places])
     axes.set(ylabel=label(y))
     axes.grid(axis="x", visible=False)
-    if bound:
-        axes.plot([], [], "-", color="black", linewidth=1.2, label=label(bound))
+    for bound, line in zip(bounds, ("-", ":"), strict=False):
+        axes.plot([], [], line, color="black", linewidth=1.2, label=label(bound))
     legend_above(figure, title)
     return figure

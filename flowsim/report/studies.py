@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flowsim.report.bars import goodput
 from flowsim.report.curves import attainment, parameter
 from flowsim.report.curves import slo_scale as against_scale
 from flowsim.report.style import PAGE_IN, drawn, figure_of, label, legend_above, plain, style
@@ -115,7 +116,9 @@ def comparison(table: pd.DataFrame, by: str = "policy", *, against: str = "", ti
     return figure
 
 
-def grid(table: pd.DataFrame, axes: list[str], y: str = "attainment", *, title: str = "") -> Figure:
+def grid(
+    table: pd.DataFrame, axes: list[str], y: str = "attainment", *, bounds: Sequence[str] = (), title: str = ""
+) -> Figure:
     """One figure of a sweep over its axes: against the first that has numbers, a line for each combination of the
     others; with no such axis, against the combinations themselves.
 
@@ -123,20 +126,28 @@ def grid(table: pd.DataFrame, axes: list[str], y: str = "attainment", *, title: 
         table: as `flowsim.sweep` answers it; runs of several seeds become their mean and interval.
         axes: the columns that were varied.
         y: the figure.
+        bounds: columns with what `y` could at best be: lines beside the others, or across the bars that cells without a
+            number are then drawn as.
         title: above the figure.
     """
+    import pandas as pd
     from pandas.api.types import is_numeric_dtype
 
     need(table, [*axes, y])
     numbers = next((name for name in axes if is_numeric_dtype(table[name])), None)
     others = [name for name in axes if name != numbers]
-    words = table[others].astype(str).agg(", ".join, axis=1) if others else None
+    words = table[others].astype(str).agg(", ".join, axis=1) if others else y.removesuffix("_rps")
     names = table.drop(columns=[name for name in ("x", "cell") if name in table])
     if numbers is None:
-        return parameter(names.assign(cell=words if others else "run"), "cell", y, title=title)
+        cells = names.assign(cell=words if others else "run")
+        if bounds:
+            return goodput(cells, y, "cell", bound=bounds, title=title, width_in=WIDTH_IN)
+        return parameter(cells, "cell", y, title=title)
     short = numbers.rpartition(".")[2]
     shown = names.drop(columns=short, errors="ignore").rename(columns={numbers: short}) if short != numbers else names
-    return parameter(shown.assign(cell=words), short, y, "cell" if others else None, title=title)
+    shown = shown.assign(cell=words)
+    shown = pd.concat([shown, *_bound_rows(shown, short, y, bounds)]) if bounds else shown
+    return parameter(shown, short, y, "cell" if others or bounds else None, title=title)
 
 
 @drawn
@@ -158,6 +169,16 @@ def tuning(table: pd.DataFrame, before_rps: float, *, title: str = "") -> Figure
     axes.set(xlabel="trial", ylabel=label("goodput_rps"))
     legend_above(figure, title)
     return figure
+
+
+def _bound_rows(table: pd.DataFrame, x: str, y: str, bounds: Sequence[str]) -> list[pd.DataFrame]:
+    """Each bound as rows of a series of its own, or of one for each cell where it is not the same in all."""
+    found = []
+    for bound in bounds:
+        differs = table.groupby(x)[bound].nunique().max() > 1
+        cell = label(bound) + ", " + table["cell"] if differs else label(bound)
+        found.append(table[[x]].assign(**{y: table[bound]}, cell=cell).drop_duplicates())
+    return found
 
 
 def _of(figure: str) -> str:

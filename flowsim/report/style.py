@@ -40,6 +40,10 @@ PLACES = {"flowprefill": 0, "chunked_2k": 1, "chunked_8k": 2, "fcfs": 3, "layer_
 LABELS = {
     "attainment": "SLO attainment",
     "goodput_rps": "goodput [requests/s]",
+    "bound_rps": "any schedule, at most",
+    "bound_alone_rps": "any without batching, at most",
+    "bound_scale": "any schedule, at least",
+    "bound_alone_scale": "any without batching, at least",
     "rate_rps": "rate [requests/s]",
     "offered_load": "offered load",
     "slo_scale": "SLO scale",

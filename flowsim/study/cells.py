@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flowsim.names import unknown
-from flowsim.study.points import Figures, Measure, Point, columns
+from flowsim.study.points import Figures, Measure, Point, Work, columns
 from flowsim.variants import OBJECTS, is_key, known_choices, variant
 
 __all__ = ["Cell", "Grid", "cells_of", "checked_seeds"]
@@ -24,7 +24,7 @@ Grid = Mapping[str, Axis] | Sequence[Mapping[str, Any]]
 @dataclass(frozen=True)
 class Cell:
     """One configuration of a grid: `overrides` as on the command line, then `values` set key by key, and `objects`
-    in place of groups. `labels` name it in every table."""
+    in place of groups. `labels` name it in every table; `measure` and `work` are as in `Point`."""
 
     labels: Mapping[str, Any]
     overrides: tuple[str, ...]
@@ -32,6 +32,7 @@ class Cell:
     objects: Mapping[str, Any]
     config_dir: str | Path | None = None
     measure: Measure | None = None
+    work: Work | None = None
 
     def at(self, values: Mapping[str, Any]) -> Cell:
         """The same cell with other values."""
@@ -49,7 +50,7 @@ class Cell:
                 settings[group] = _taken(thing, settings["workload"]) if group == "workload" else {}
         named = {group: label(thing) for group, thing in self.objects.items()}
         row = {"seed": seed, **named, **choices, **columns(settings)}
-        return Point(place, settings, self.objects, self.measure), {**row, **self.labels}
+        return Point(place, settings, self.objects, self.measure, self.work), {**row, **self.labels}
 
 
 def cells_of(

@@ -1,4 +1,4 @@
-"""One point of a study: a configuration and a seed, run to a row of figures. Knows no study and no worker."""
+"""One point of a study: a configuration and a seed, made into a row of figures. Knows no study and no worker."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from typing import Any
 
 import cloudpickle
 
+from flowsim.config import Setup
 from flowsim.metrics import Result
 from flowsim.names import shipped
 from flowsim.profile import MODEL_ALIASES
 from flowsim.variants import Settings, make_setup
 
-__all__ = ["Figures", "Measure", "Point", "Record", "columns", "flat", "run_point"]
+__all__ = ["Figures", "Measure", "Point", "Record", "Work", "columns", "flat", "run_point"]
 
 Figures = dict[str, Any]
 Measure = Callable[[Result], Mapping[str, Any]]
+Work = Callable[[Setup], Mapping[str, Any]]
+"""What makes figures of a set-up without running it."""
 NOT_OF_A_RUN = ("task", "report", "quiet", "fail_on_empty")  # keys that change no table of a run
 NOT_OF_A_RESULT = ("profiler", "report", "study", "regress")  # folders of code that change none
 
@@ -34,13 +37,15 @@ NOT_OF_A_RESULT = ("profiler", "report", "study", "regress")  # folders of code 
 class Point:
     """What one run needs, and `place`, its number in its study.
 
-    `objects` stand in place of configured groups; `measure` adds figures of its own to those of the summary.
+    `objects` stand in place of configured groups; `measure` adds figures of its own to those of the summary. With
+    `work` its figures are what that makes of the set-up, and there is no run.
     """
 
     place: int
     settings: Settings
     objects: Mapping[str, Any]
     measure: Measure | None = None
+    work: Work | None = None
 
     @property
     def key(self) -> str:
@@ -49,8 +54,7 @@ class Point:
         parts = [json.dumps(of_the_run, sort_keys=True, default=str), _code_digest(), _profile_digest(self.settings)]
         parts += [_file_digest(path) for path in _files(of_the_run)]
         parts += [f"{group} {_object_digest(thing)}" for group, thing in sorted(self.objects.items())]
-        if self.measure is not None:
-            parts.append(_object_digest(self.measure))
+        parts += [_object_digest(own) for own in (self.measure, self.work) if own is not None]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
@@ -68,14 +72,18 @@ def run_point(point: Point) -> Record:
     """Runs it; whatever goes wrong in it is its record's error."""
     began_s = perf_counter()
     try:
-        result = make_setup(point.settings, point.objects).run()
-        figures = flat(result.summary())
-        if point.measure is not None:
-            figures |= flat(point.measure(result))
+        setup = make_setup(point.settings, point.objects)
+        figures = _simulated(setup, point.measure) if point.work is None else flat(point.work(setup))
         json.dumps(figures)
     except (Exception, SystemExit) as error:
         return Record(point.place, None, f"{type(error).__name__}: {error}", perf_counter() - began_s)
     return Record(point.place, figures, None, perf_counter() - began_s)
+
+
+def _simulated(setup: Setup, measure: Measure | None) -> Figures:
+    result = setup.run()
+    figures = flat(result.summary())
+    return figures if measure is None else figures | flat(measure(result))
 
 
 def flat(nested: Any, prefix: str = "") -> Figures:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowsim.study.attained import checked_target
+from flowsim.study.bounds import Bounds, check_bounded, seek_bounds
 from flowsim.study.cells import Grid, cells_of, checked_seeds
 from flowsim.study.points import Measure
 from flowsim.study.runs import Runs
@@ -22,16 +23,19 @@ if TYPE_CHECKING:
 __all__ = ["SCALES", "SLOScale", "slo_scale"]
 
 SCALE = "workload.slo_scale"
+ENDS = {"low": "loosest", "high": "strictest", None: None}
 SCALES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 
 
 @dataclass(frozen=True)
 class SLOScale:
-    """`table`: a row per cell; `curve`: a row per cell and scale; `evaluations`: a row per run."""
+    """`table`: a row per cell; `curve`: a row per cell and scale; `evaluations`: a row per run; `bounds`: a row per
+    bound that was computed, None where none was asked for."""
 
     table: pd.DataFrame
     curve: pd.DataFrame
     evaluations: pd.DataFrame
+    bounds: pd.DataFrame | None = None
 
 
 def slo_scale(
@@ -44,6 +48,7 @@ def slo_scale(
     per_class: bool = False,
     attained: str = "attainment",
     precision: float = 0.01,
+    bound: bool = False,
     measure: Measure | None = None,
     folder: str | Path | None = None,
     jobs: int = -1,
@@ -60,15 +65,19 @@ def slo_scale(
         overrides, grid, measure, folder, jobs, backend, config_dir, progress: as in `sweep`.
         scales: factors on the SLOs; above 0.
         target, seeds, per_class, attained, precision: as in `goodput`.
+        bound: also look for the scale beyond which no schedule whatever keeps the target, as in `goodput`.
 
     Returns:
         `table` has the axes, `slo_scale` (the strictest; NaN where even the loosest fails), `slo_scale_low` and
         `slo_scale_high` (as in `goodput`), `attained` there, `bracket_end` (`strictest` or `loosest` where that scale
-        was hit), `num_requests`, `seeds`, `runs`, `target`, `per_class`, `error`, and the settings. `curve` has the
-        axes, each scale tried and `attained` there, the mean over the seeds. `evaluations` has every run.
+        was hit), `num_requests`, `seeds`, `runs`, `target`, `per_class`, `error`, and the settings; with `bound` also
+        `bound_scale` and `bound_alone_scale`, the loosest tried at which even the bound misses the target,
+        `bound_share` and `bound_alone_share`, those over the cell's, each with `_low` and `_high`, and `bound_end` and
+        `bound_alone_end`, as `bracket_end`. `curve` has the axes, each scale tried and `attained` there, the mean over
+        the seeds. `evaluations` has every run.
 
     Raises:
-        ValueError: a value out of its range, an unknown key or choice, no SLO to hold.
+        ValueError: a value out of its range, an unknown key or choice, no SLO to hold; with `bound` as in `goodput`.
         OSError: the folder cannot be written.
 
     Warns:
@@ -80,6 +89,8 @@ def slo_scale(
     thresholds = [
         Threshold(cell, Search(strictness[0], strictness[-1], strictness[0], precision), wanted) for cell in cells
     ]
+    if bound:
+        check_bounded(cells, attained, chosen[0])
     with Workers(jobs=jobs, backend=backend, folder=folder, progress=progress) as workers:
         runs = Runs(workers)
         points = [(cell.at(_setting(x)), seed) for cell in cells for x in strictness for seed in chosen]
@@ -88,16 +99,17 @@ def slo_scale(
             tried = [(x, [next(found) for _ in chosen]) for x in strictness]
             _take_grid(one, tried)
         seek(thresholds, _setting, runs=runs, seeds=chosen)
+        bounds = seek_bounds(thresholds, _setting, workers=workers, seeds=chosen) if bound else None
     runs.warn()
     import pandas as pd
 
-    table = pd.DataFrame([_row(one, len(chosen)) for one in thresholds])
+    table = pd.DataFrame([_row(one, len(chosen), place, bounds) for place, one in enumerate(thresholds)])
     curve = [
         {**one.cell.labels, SCALE: 1.0 / x, "attained": one.attained(x)}
         for one in thresholds
         for x in sorted(one.seen, reverse=True)
     ]
-    return SLOScale(table, pd.DataFrame(curve), runs.table())
+    return SLOScale(table, pd.DataFrame(curve), runs.table(), None if bounds is None else bounds.table())
 
 
 def _setting(strictness: float) -> Mapping[str, Any]:
@@ -124,7 +136,7 @@ def _checked_scales(scales: Sequence[float]) -> Sequence[float]:
     return found
 
 
-def _row(found: Threshold, seeds: int) -> dict[str, Any]:
+def _row(found: Threshold, seeds: int, place: int, bounds: Bounds | None) -> dict[str, Any]:
     search, last = found.search, found.runs[-1]
     interval = found.interval()
     held = search.held if found.error is None else None
@@ -134,12 +146,18 @@ def _row(found: Threshold, seeds: int) -> dict[str, Any]:
         "slo_scale_low": 1.0 / interval[1] if interval else math.nan,
         "slo_scale_high": 1.0 / interval[0] if interval else math.nan,
         "attained": math.nan if held is None else found.attained(held),
-        "bracket_end": {"low": "loosest", "high": "strictest", None: None}[search.end],
+        "bracket_end": ENDS[search.end],
         "num_requests": (last.record.figures or {}).get("requests"),
         "seeds": seeds,
         "runs": len(found.runs),
         "target": found.target.share,
         "per_class": found.target.per_class,
-        "error": found.error,
     }
+    error = found.error
+    if bounds is not None:
+        for prefix, one in bounds.beside(place, found).items():
+            row |= {f"{prefix}_scale": 1.0 / one.value, f"{prefix}_share": one.share, f"{prefix}_end": ENDS[one.end]}
+            row |= {f"{prefix}_share_low": one.low, f"{prefix}_share_high": one.high}
+        error = error or bounds.error(place)
+    row["error"] = error
     return {**row, **{name: value for name, value in last.settings.items() if name not in row}}

@@ -21,6 +21,9 @@ from flowsim.study.paired import FIGURES
 from flowsim.study.rates import RATE
 from flowsim.study.scales import SCALE, SCALES
 from flowsim.study.telling import (
+    bound_words,
+    bounded,
+    bounds_of,
     cells,
     curves,
     differences,
@@ -32,8 +35,10 @@ from flowsim.study.telling import (
     say,
     scale_words,
     settings,
+    share_of,
     studied,
     write_json,
+    write_runs,
 )
 from flowsim.variants import choices_of
 
@@ -45,6 +50,7 @@ class Goodput:
     """`task=goodput`: `goodput.json`, `evaluations.csv` (every run), `goodput.png`. Keys as of `flowsim.goodput`.
 
     With a `grid` it is searched in each of its cells: `goodput.csv` has a row for each, and `goodput.json` the same.
+    With `bound` all of them have the bound too, and `bounds.csv` a row for each that was computed.
     """
 
     grid: Mapping[str, Any] | None = None
@@ -56,6 +62,7 @@ class Goodput:
     high_rps: float = 500.0
     start_rps: float | None = None
     precision: float = 0.01
+    bound: bool = False
     jobs: int = -1
     backend: str = "loky"
     overrides: Sequence[str] = ()
@@ -79,6 +86,7 @@ class Goodput:
                 high_rps=self.high_rps,
                 start_rps=self.start_rps,
                 precision=self.precision,
+                bound=self.bound,
                 folder=folder,
                 jobs=self.jobs,
                 backend=self.backend,
@@ -104,20 +112,22 @@ class Goodput:
                 "attained": row["attained"],
                 "bracket_end": row["bracket_end"],
                 "precision": self.precision,
+                **bounded(row),
                 "evaluations": [{"rate_rps": one[RATE], "attained": one["attained"]} for one in curve],
                 "settings": settings(row),
             },
         )
-        found.evaluations.to_csv(folder / "evaluations.csv", index=False)
+        write_runs(found.evaluations, found.bounds, folder)
         if row["goodput_rps"] is not None or len(curve) > 1:
             draw(report, folder / "goodput", lambda: self._figure(found, row, title))
         if not quiet:
-            say(rate_words(row, self.target, self.per_class), folder, title)
-        return ended(found.evaluations, folder)
+            lines = rate_words(row, self.target, self.per_class)
+            say(lines + bound_words(row, "rps"), folder, title)
+        return ended(found.evaluations, folder, found.bounds)
 
     def _figure(self, found: rates.Goodput, row: Mapping[str, Any], title: str) -> Any:
         return figures.search(
-            *curves(found.evaluations, RATE, "rate_rps", self.attained, self.per_class),
+            *curves(found.evaluations, RATE, "rate_rps", self.attained, self.per_class, found.bounds),
             found_rps=row["goodput_rps"],
             interval_rps=interval(row, "goodput_rps"),
             target=self.target,
@@ -129,7 +139,7 @@ class Goodput:
 class SLOScale:
     """`task=slo_scale`: `slo_scale.json`, `evaluations.csv`, `slo_scale.png`. Keys as of `flowsim.slo_scale`.
 
-    With a `grid` each of its cells has a row in `slo_scale.csv` and `slo_scale.json`.
+    With a `grid` each of its cells has a row in `slo_scale.csv` and `slo_scale.json`; `bound` as in `Goodput`.
     """
 
     grid: Mapping[str, Any] | None = None
@@ -139,6 +149,7 @@ class SLOScale:
     attained: str = "attainment"
     seeds: Sequence[int] = (0, 1, 2)
     precision: float = 0.01
+    bound: bool = False
     jobs: int = -1
     backend: str = "loky"
     overrides: Sequence[str] = ()
@@ -160,6 +171,7 @@ class SLOScale:
                 attained=self.attained,
                 seeds=self.seeds,
                 precision=self.precision,
+                bound=self.bound,
                 folder=folder,
                 jobs=self.jobs,
                 backend=self.backend,
@@ -186,19 +198,21 @@ class SLOScale:
                 "attained": row["attained"],
                 "bracket_end": row["bracket_end"],
                 "precision": self.precision,
+                **bounded(row),
                 "evaluations": [{"slo_scale": one[SCALE], "attained": one["attained"]} for one in curve],
                 "settings": settings(row),
             },
         )
-        found.evaluations.to_csv(folder / "evaluations.csv", index=False)
+        write_runs(found.evaluations, found.bounds, folder)
         draw(report, folder / "slo_scale", lambda: self._figure(found, title))
         if not quiet:
-            say(scale_words(row, self.target, self.per_class), folder, title)
-        return ended(found.evaluations, folder)
+            lines = scale_words(row, self.target, self.per_class)
+            say(lines + bound_words(row, "scale"), folder, title)
+        return ended(found.evaluations, folder, found.bounds)
 
     def _figure(self, found: strictness.SLOScale, title: str) -> Any:
         return figures.scales(
-            *curves(found.evaluations, SCALE, "slo_scale", self.attained, self.per_class),
+            *curves(found.evaluations, SCALE, "slo_scale", self.attained, self.per_class, found.bounds),
             ticks=self.scales,
             target=self.target,
             title=title,
@@ -218,15 +232,16 @@ def by_cell(
     """Writes, draws and shows what a search over a grid found in each cell; returns how many runs it took."""
     found.table.to_csv(folder / f"{name}.csv", index=False)
     write_json(folder / f"{name}.json", rows_of(found.table))
-    found.evaluations.to_csv(folder / "evaluations.csv", index=False)
+    write_runs(found.evaluations, found.bounds, folder)
+    beside = list(bounds_of(found.table, figure.rpartition("_")[2]))
     drawable = found.table[found.table[figure].notna()]
     if len(drawable):
-        draw(report, folder / name, lambda: figures.grid(drawable, axes, figure))
+        draw(report, folder / name, lambda: figures.grid(drawable, axes, figure, bounds=beside))
     if not quiet:
         console = Console(markup=False)
-        console.print(cells(found.table, axes, figure))
+        console.print(cells(found.table, axes, figure, [one for name in beside for one in (name, share_of(name))]))
         console.print(f"results in {folder}", highlight=False, soft_wrap=True)
-    return ended(found.evaluations, folder)
+    return ended(found.evaluations, folder, found.bounds)
 
 
 @dataclass(frozen=True)

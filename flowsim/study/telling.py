@@ -18,6 +18,7 @@ from flowsim.core import FailedRunsError
 from flowsim.report import NoReport
 from flowsim.report.plots import save
 from flowsim.report.terminal import StudyProgress
+from flowsim.study.bounds import BOUNDS
 from flowsim.study.runs import StudyWarning
 from flowsim.study.workers import Progress
 
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "cells", "curves", "differences", "draw", "ended", "interval", "rate_words", "rows_of", "say", "scale_words",
-    "settings", "studied", "write_json",
+    "bound_words", "bounded", "bounds_of", "cells", "curves", "differences", "draw", "ended", "interval", "rate_words",
+    "rows_of", "say", "scale_words", "settings", "share_of", "studied", "write_json", "write_runs",
 ]  # fmt: skip
 
 Found = TypeVar("Found")
 SHOWN_FAILURES = 10
 APART = 0.04
+PLAIN = {"bound": "any schedule", "bound_alone": "any without batching"}
 
 
 def studied(study: Callable[[Progress | None], Found], folder: Path, quiet: bool) -> Found:
@@ -51,12 +53,23 @@ def studied(study: Callable[[Progress | None], Found], folder: Path, quiet: bool
         raise
 
 
-def ended(evaluations: pd.DataFrame, folder: Path) -> int:
-    """How many runs ended well; `failed.csv` lists those that did not.
+def write_runs(evaluations: pd.DataFrame, bounds: pd.DataFrame | None, folder: Path) -> None:
+    """`evaluations.csv`, and `bounds.csv` where there are some."""
+    evaluations.to_csv(folder / "evaluations.csv", index=False)
+    if bounds is not None:
+        bounds.to_csv(folder / "bounds.csv", index=False)
+
+
+def ended(evaluations: pd.DataFrame, folder: Path, bounds: pd.DataFrame | None = None) -> int:
+    """How many runs ended well, and bounds where there are some; `failed.csv` lists those that did not.
 
     Raises:
         FailedRunsError: there are some.
     """
+    if bounds is not None:
+        import pandas as pd
+
+        evaluations = pd.concat([evaluations, bounds[[name for name in bounds if name != "bound"]]])
     failed = evaluations[evaluations["error"].notna()]
     path = folder / "failed.csv"
     if failed.empty:
@@ -81,24 +94,45 @@ def draw(report: Any, path: Path, figure: Callable[[], Any]) -> None:
 
 
 def curves(
-    evaluations: pd.DataFrame, key: str, name: str, attained: str, per_class: bool
+    evaluations: pd.DataFrame,
+    key: str,
+    name: str,
+    attained: str,
+    per_class: bool,
+    bounds: pd.DataFrame | None = None,
 ) -> tuple[pd.DataFrame, str, str | None]:
-    """(table, y, by) for a figure of attainment against a setting; a line for each class where each has to hold.
+    """(table, y, by) for a figure of attainment against a setting; a line for each class where each has to hold, and
+    for each bound.
 
     Values that lie within 4 % of one that is drawn are left out, for a bisection ends in a heap of them.
     """
-    kept = evaluations[evaluations["error"].isna()].drop(columns=name, errors="ignore").rename(columns={key: name})
+    table, by = _apart(evaluations, key, name), "class"
+    if per_class:
+        prefix = f"{attained}_by_class."
+        classes = [column for column in table.columns if column.startswith(prefix)]
+        table = table[[name, "seed", *classes]].melt([name, "seed"], var_name="class", value_name=attained)
+        table = table.assign(**{"class": table["class"].str.removeprefix(prefix)})
+    if bounds is None:
+        return table, attained, by if per_class else None
+    import pandas as pd
+
+    if not per_class:
+        table, by = table.assign(schedule=table.get("policy", "this policy")), "schedule"
+    words = {batching: f"{PLAIN[prefix]}, at most" for prefix, batching in BOUNDS.items()}
+    best = _apart(bounds, key, name)
+    best = best[best[attained].notna()]
+    columns = [name, "seed", attained, by]
+    return pd.concat([table[columns], best.assign(**{by: best["bound"].map(words)})[columns]]), attained, by
+
+
+def _apart(runs: pd.DataFrame, key: str, name: str) -> pd.DataFrame:
+    """Runs that ended at values of a setting that lie apart, under another name."""
+    kept = runs[runs["error"].isna()].drop(columns=name, errors="ignore").rename(columns={key: name})
     drawn: list[float] = []
     for value in dict.fromkeys(kept[name]):  # as they were tried: the last of a bisection are the nearest
         if all(abs(math.log(value / other)) > APART for other in drawn):
             drawn.append(value)
-    kept = kept[kept[name].isin(drawn)]
-    if not per_class:
-        return kept, attained, None
-    prefix = f"{attained}_by_class."
-    classes = [column for column in kept.columns if column.startswith(prefix)]
-    table = kept[[name, "seed", *classes]].melt([name, "seed"], var_name="class", value_name=attained)
-    return table.assign(**{"class": table["class"].str.removeprefix(prefix)}), attained, "class"
+    return kept[kept[name].isin(drawn)]
 
 
 def rows_of(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -122,6 +156,44 @@ def settings(row: Mapping[str, Any]) -> dict[str, Any]:
 def interval(row: Mapping[str, Any], name: str) -> list[float] | None:
     ends = [row[f"{name}_low"], row[f"{name}_high"]]
     return None if None in ends else ends
+
+
+def bounds_of(row: Any, unit: str) -> dict[str, Any]:
+    """The bounds that a row, or a table, has beside its goodput (`rps`) or its SLO scale (`scale`)."""
+    return {name: row[name] for prefix in BOUNDS if (name := f"{prefix}_{unit}") in row}
+
+
+def share_of(bound: str) -> str:
+    """The column with what was found as a share of a bound."""
+    return f"{bound.rpartition('_')[0]}_share"
+
+
+def bounded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """All columns of bounds that a row has."""
+    return {name: value for name, value in row.items() if name.startswith(tuple(BOUNDS))}
+
+
+def bound_words(row: Mapping[str, Any], unit: str) -> list[str]:
+    """A line for each bound beside a goodput (`rps`) or an SLO scale (`scale`)."""
+    edge, words, whole = {"rps": ("at most", " req/s", "it"), "scale": ("at least", "", "that strictness")}[unit]
+    lines = []
+    for bound, value in bounds_of(row, unit).items():
+        prefix = bound.removesuffix(f"_{unit}")
+        share = row[f"{prefix}_share"]
+        if value is None:
+            lines.append(f"{PLAIN[prefix]}: none keeps the target within the bracket")
+            continue
+        beyond = row[f"{prefix}_end"] in ("high", "strictest")  # so that the share is too large
+        text = f"{PLAIN[prefix]}: {'beyond' if beyond else edge} {value:.3g}{words}"
+        if share is not None and not beyond:
+            text += f"; this policy reaches {share:.0%} of {whole}{_share_words(row, prefix)}"
+        lines.append(text)
+    return lines
+
+
+def _share_words(row: Mapping[str, Any], prefix: str) -> str:
+    ends = interval(row, f"{prefix}_share")
+    return f" (95 % interval {ends[0]:.0%} to {ends[1]:.0%})" if ends else ""
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -185,14 +257,23 @@ def _short(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def cells(found: pd.DataFrame, axes: list[str], figure: str) -> Table:
-    """The mean over the seeds of the chosen figure for each cell."""
+def cells(found: pd.DataFrame, axes: list[str], figure: str, beside: Sequence[str] = ()) -> Table:
+    """The mean over the seeds of the chosen figure for each cell, and of those beside it: bounds, and the shares of
+    them that the figure is, in percent."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in axes:
         table.add_column(Text(name))
-    table.add_column(Text(figure), justify="right")
+    for name in (figure, *beside):
+        table.add_column(Text("of it" if name in beside and name.endswith("_share") else name), justify="right")
     for labels, rows in found.groupby(axes, sort=False, dropna=False):
-        mean = rows[figure].mean()
         cells = labels if isinstance(labels, tuple) else (labels,)
-        table.add_row(*(Text(str(cell)) for cell in cells), "failed" if mean != mean else f"{mean:.4g}")
+        mean = rows[figure].mean()
+        others = [_beside(name, rows[name].mean()) for name in beside]
+        table.add_row(*(Text(str(cell)) for cell in cells), "failed" if mean != mean else f"{mean:.4g}", *others)
     return table
+
+
+def _beside(name: str, mean: float) -> str:
+    if mean != mean:
+        return "-"
+    return f"{mean:.0%}" if name.endswith("_share") else f"{mean:.4g}"

@@ -63,9 +63,13 @@ class Threshold:
         """The confidence interval of the answer; None where there is none to be had."""
         if self.search.held is None or self.error is not None:
             return None
+        return confidence(self.search.held, self.crossings())
+
+    def crossings(self) -> list[float | None]:
+        """Where each seed's own attainment crosses the target; None where it does not among the values tried."""
         seeds = range(len(next(iter(self.seen.values()))))
         by_seed = [{value: worst([of[seed]]) for value, of in self.seen.items()} for seed in seeds]
-        return confidence(self.search.held, [crossing(attained, self.target.share) for attained in by_seed])
+        return [crossing(attained, self.target.share) for attained in by_seed]
 
 
 def seek(
