@@ -92,7 +92,7 @@ def timeouts(count: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num-requests", type=int, default=20_000)
+    parser.add_argument("--num-requests", type=int, default=5_000)
     parser.add_argument("--rates", type=float, nargs="*", default=[6.0, 24.0])
     parser.add_argument("--functions", type=int, default=0, help="list so many of the costliest functions too")
     options = parser.parse_args()

@@ -20,7 +20,9 @@ from flowsim.report.story import Chronicle
 
 __all__ = ["CAUSES", "LOST", "Miss", "explain", "misses_by_cause"]
 
-LOST = ("blocked", "kv", "behind_earlier", "behind_lost", "behind_later", "preempted", "batched", "idle")
+LOST = (
+    "blocked", "kv", "behind_earlier", "behind_lost", "behind_later", "behind_decodes", "preempted", "batched", "idle"
+)  # fmt: skip
 SAME_S = 1e-6
 CAUSES = {
     "too_large": "more KV blocks than the instance has",
@@ -34,6 +36,7 @@ CAUSES = {
     "behind_earlier": "waited for requests due before it that were on time: overload",
     "behind_lost": "waited for requests due before it that were late all the same: work in vain",
     "behind_later": "waited for requests due after it, or without an SLO: head-of-line blocking, or given up",
+    "behind_decodes": "waited while sequences decoded and no prompt ran",
     "preempted": "suspended for others",
     "batched": "its own batch took longer than it alone would have",
     "idle": "nothing ran: a poll was awaited, or a switch or barrier took the time",
@@ -163,7 +166,9 @@ class _Ledger:
             return
         idle_s = end_s - start_s
         for other in self._chronicle.served(int(instance), start_s, end_s):
-            if self._due_s[other.request] > self._due_s[row]:
+            if other.request is None:
+                name = "behind_decodes"
+            elif self._due_s[other.request] > self._due_s[row]:
                 name = "behind_later"
             else:
                 name = "behind_earlier" if self._met[other.request] else "behind_lost"

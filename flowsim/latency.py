@@ -104,6 +104,7 @@ class LatencyModel:
         self._sequences_s: dict[int, float] = {0: 0.0}
         check_s = profile.check_s
         self._checks_s = tuple(check_s * (operator in stops.operators) for operator in range(5))
+        self._bound: dict[tuple[int, Stops], LatencyModel] = {}
         self._whole: dict[int, Timeline] = {}
         self._stopping: dict[Stops, LatencyModel] = {}
         self._asked: tuple[Tokens, float, Decodes] | None = (
@@ -117,9 +118,14 @@ class LatencyModel:
         return max((one.constant_s for one in self.profile.all_reduce[self.tp]), default=0.0)
 
     def bound(self, *, pass_tokens: int, stops: Stops) -> LatencyModel:
-        """The same hardware under an engine's pass size and a policy's stops."""
-        skew, ranks = self.decode_skew, self.ranks
-        return LatencyModel(self.profile, self.tp, pass_tokens=pass_tokens, stops=stops, decode_skew=skew, ranks=ranks)
+        """The same hardware under an engine's pass size and a policy's stops; one object for all runs that ask."""
+        bound = self._bound.get((pass_tokens, stops))
+        if bound is None:
+            skew, ranks = self.decode_skew, self.ranks
+            bound = self._bound[pass_tokens, stops] = LatencyModel(
+                self.profile, self.tp, pass_tokens=pass_tokens, stops=stops, decode_skew=skew, ranks=ranks
+            )
+        return bound
 
     def stopping(self, stops: Stops) -> LatencyModel:
         """The same with the checks of other stops; made once for each."""

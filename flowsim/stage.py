@@ -219,13 +219,10 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
 
 
 def lay_out(own: Host, batch: Batch, layers: range, tokens: Tokens, decodes: Decodes) -> None:
-    """Gives a batch whose prompts go through some layers its timeline, and what is predicted for it: for each layer its
-    share of what the prompts would add to the decodes in a whole pass."""
+    """Gives a batch whose prompts go through some layers its timeline, and what is predicted for it."""
     own.log.layers.add((batch.number, own.index, layers.start, layers.stop, own.view.layers))
     batch.timeline = own.latency.layered(tokens, layers, batch.slowest, decodes)
-    without_s = own.predictor.batch_s((), decodes) if decodes.sequences else own.view.request_s
-    added_s = own.predictor.batch_s(tokens, decodes) - without_s
-    batch.predicted_s = without_s + added_s * len(layers) / own.view.layers
+    batch.predicted_s = own.view.cost_s(batch.parts, batch.decodes, layers)
 
 
 def lay_out_stops(own: Host, batch: Batch, stops: Stops, tokens: Tokens) -> None:

@@ -120,9 +120,15 @@ class InstanceView:
             left_s = work.predicted_s - busy_s
         return left_s if left_s > 0.0 else 0.0
 
-    def cost_s(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> float:
-        """Predicted seconds from starting a batch of these parts and decodes to its first tokens."""
+    def cost_s(self, parts: Sequence[Part], decodes: Sequence[Job] = (), layers: range | None = None) -> float:
+        """Predicted seconds from starting a batch of these parts and decodes to its first tokens.
+
+        With `layers`: to its end, and of what the parts add to the decodes in a whole pass each layer takes its share.
+        """
         tokens = [(part.tokens, part.job.done_tokens) for part in parts]
+        if layers is not None:
+            without_s = self._predictor.batch_s((), context_of(decodes)) if decodes else self.request_s
+            return without_s + (self.cost_s(parts, decodes) - without_s) * len(layers) / self.layers
         if not decodes:
             return self._predictor.batch_s(tokens)
         return self._predictor.batch_s(tokens, context_of(decodes))

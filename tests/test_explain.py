@@ -13,6 +13,7 @@ from toys import checked, toy_latency, workload
 from flowsim import LatencyModel, PrefillOnly, Request, Result, load_profile, simulate
 from flowsim.config import compose, make
 from flowsim.explain import CAUSES, LOST, explain, misses_by_cause
+from flowsim.pool import Pool
 from flowsim.predictor import Noisy
 from flowsim.workload import mixed
 
@@ -49,6 +50,17 @@ def test_the_parts_of_a_slack_add_up_to_it_and_causes_add_up_to_all_misses(name,
 
 def test_what_was_never_possible_is_hopeless():
     assert causes(workload((0.0, 10, 9.0), (0.0, 5, 100.0)), shipped("fcfs")) == {0: "hopeless"}
+
+
+def test_what_waits_for_a_step_of_decodes_says_so():
+    """An SLO that leaves less to spare than the step that is running when it comes."""
+    requests = [Request(id=0, arrival_s=0.0, prompt_tokens=4000, output_tokens=400)]
+    slo_s = A100.isolated_s(16) + 1e-4
+    requests.append(Request(id=1, arrival_s=1.5, prompt_tokens=16, ttft_slo_s=slo_s))
+    result = simulate(requests, policy=shipped("vllm"), latency=A100, cluster=Pool(decode="here"))
+    (miss,) = explain(result)
+    assert miss.cause == "behind_decodes"
+    assert miss.lost_s["behind_decodes"] == pytest.approx(miss.slack_s)
 
 
 def test_a_short_request_behind_a_long_one_that_is_due_later_was_blocked_by_its_head_of_line():
