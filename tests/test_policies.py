@@ -732,5 +732,15 @@ def test_feasible_set_gives_up_the_longest_where_not_all_can_be_on_time():
     assert ran(result) == [([1], 0.0, 30.0), ([2], 30.0, 50.0), ([0], 50.0, 150.0)]
 
 
+def test_adaptive_stops_weighs_the_checks_of_a_batch_against_the_waits_of_those_expected_to_come():
+    # A check takes 0.1 s. Nothing has come before request 0, so one arrival is expected to go first: at its end (no
+    # check) it would wait for 10 s on average, at layers 5 + 0.2, blocks 2.6 + 0.4, operators 1 + 1.0. Operators it is:
+    # 2.1 s each. Request 1 (10 tokens) holds up the one suspended too: 5; 2.5 + 0.4; 1.3 + 0.8; 0.5 + 2.0. Blocks.
+    requests = workload((0.0, 20, 200.0), (3.0, 10, 27.0))
+    result = checked(requests, shipped("adaptive_stops"), toy_latency(1.0, check_s=0.1))
+    assert result.tables["stops"]["stops"].tolist() == ["operator", "block"]
+    assert ran(result) == [([0], 0.0, 4.2), ([1], 4.2, 14.6), ([0], 14.6, 31.4)]
+
+
 def test_every_shipped_policy_has_a_law_in_this_file():
     assert [name for name in SHIPPED if not any(test.startswith(f"test_{name}_") for test in globals())] == []
