@@ -1,0 +1,206 @@
+"""What stops that each batch has of its own are worth: `python -m experiments.beyond_stops` (minutes on two cores).
+
+FlowPrefill and the feasible set with stops of one kind, and with `adaptive_stops` around them, at the profile's cost of
+a check and at ten times that. Prints its section of `docs/beyond.md`; `experiments.beyond` has it too. The rule was
+chosen on other seeds (10 to 19) than those that are shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from scipy import stats
+
+import flowsim
+from experiments.beyond_markdown import table_of, words, wrapped
+from flowsim import Stops, load_profile
+from flowsim.config import build, compose
+from flowsim.feasible import FeasibleSet
+from flowsim.granularity import AdaptiveStops
+
+__all__ = ["STUDIES", "section"]
+
+FOLDER = Path("outputs") / "beyond_stops"
+JOBS = 2
+SEEDS = (0, 1, 2, 3, 4)
+NUM_REQUESTS = 2000
+PRECISION = 0.005
+CHECK_S = load_profile("llama3-8b", "a100").check_s
+CHECKS = {"20 µs": CHECK_S, "200 µs": 10.0 * CHECK_S}
+SCENARIOS: dict[str, list[str]] = {"Poisson": [], "CV 2": ["workload.arrivals={gamma: {cv: 2}}"]}
+CHOSEN_RPS = 12.0
+
+LAYERS = "FlowPrefill, layer stops"
+ADAPTIVE = "FlowPrefill, adaptive stops"
+FEASIBLE = "feasible set, layer stops"
+FEASIBLE_ADAPTIVE = "feasible set, adaptive stops"
+POLICIES: dict[str, dict[str, Any]] = {
+    "FlowPrefill, operator stops": {"policy": "flowprefill"},
+    "FlowPrefill, block stops": {"policy": "block_sedf"},
+    LAYERS: {"policy": "layer_sedf"},
+    "FlowPrefill, adaptive from layers on": {"policy": "adaptive_stops", "policy.within.stops": "layer"},
+    ADAPTIVE: {"policy": "adaptive_stops"},
+    FEASIBLE: {"policy": "feasible_set"},
+    FEASIBLE_ADAPTIVE: {"policy": AdaptiveStops(FeasibleSet(stops="pass"))},
+}
+FREE = {
+    "FlowPrefill, operator stops": {"policy": "flowprefill"},
+    "feasible set, operator stops": {"policy": "feasible_set", "policy.stops": "operator"},
+}
+"""With checks that cost nothing: no granularity can do better."""
+
+
+def adaptive(folder: Path) -> pd.DataFrame:
+    """Goodput seed by seed, so that policies can be paired."""
+    named = [(name, check, cell | {"overheads.check_s": check_s})
+             for check, check_s in CHECKS.items() for name, cell in POLICIES.items()]  # fmt: skip
+    named += [(name, "free", cell | {"overheads.check_s": 0.0}) for name, cell in FREE.items()]
+    rows = []
+    for scenario, overrides in SCENARIOS.items():
+        for seed in SEEDS:
+            found = flowsim.goodput(
+                [f"workload.num_requests={NUM_REQUESTS}", *overrides],
+                [cell for *_, cell in named],
+                seeds=(seed,),
+                folder=folder / "runs",
+                jobs=JOBS,
+                precision=PRECISION,
+                start_rps=12.0,
+            )
+            goodput_rps = found.table["goodput_rps"].tolist()
+            rows += [
+                {"scenario": scenario, "seed": seed, "policy": name, "check": check, "goodput_rps": rps}
+                for (name, check, _), rps in zip(named, goodput_rps, strict=True)
+            ]
+    return pd.DataFrame(rows)
+
+
+def adaptive_chosen(_folder: Path) -> pd.DataFrame:
+    """Which stops FlowPrefill's batches get, by the longest prompt that they have."""
+    rows = []
+    for check, check_s in CHECKS.items():
+        overrides = [f"workload.rate_rps={CHOSEN_RPS}", f"workload.num_requests={NUM_REQUESTS}"]
+        result = build(compose(["policy=adaptive_stops", f"overheads.check_s={check_s}", *overrides])).run()
+        tokens = result.batches.groupby("batch").tokens.max()
+        chosen = pd.DataFrame(result.tables["stops"]).set_index("batch").stops
+        size = pd.cut(tokens, [0, *SIZES.values()], labels=list(SIZES))
+        counts = chosen.groupby([size[chosen.index], chosen], observed=False).size()
+        rows += [
+            {"check": check, "prompt": prompt, "stops": stops, "batches": count}
+            for (prompt, stops), count in counts.items()
+        ]
+    return pd.DataFrame(rows)
+
+
+SIZES = {"up to 1000 tokens": 1000, "to 3000": 3000, "longer": math.inf}
+
+
+STUDIES: dict[str, Callable[[Path], pd.DataFrame | None]] = {
+    study.__name__: study for study in (adaptive, adaptive_chosen)
+}
+
+
+# ---------------------------------------------------------------- the page
+
+
+def section(tables: Mapping[str, pd.DataFrame]) -> str:
+    """The section, every number of it from the tables."""
+    table = tables["adaptive"]
+    goodput = table.pivot(index=["scenario", "seed"], columns=["check", "policy"], values="goodput_rps")
+    rows = []
+    for scenario in SCENARIOS:
+        own = goodput.loc[scenario]
+        for name in POLICIES:
+            cells = [scenario, name]
+            for check in CHECKS:
+                base = LAYERS if name.startswith("FlowPrefill") else FEASIBLE
+                cells += [f"{own[check, name].mean():.2f}", _interval(own[check, name] / own[check, base])]
+            rows.append(cells)
+        for name in FREE:
+            base = own[next(iter(CHECKS)), LAYERS if name.startswith("FlowPrefill") else FEASIBLE]
+            rows.append([scenario, f"{name}, free checks", f"{own['free', name].mean():.2f}",
+                         _interval(own["free", name] / base), "", ""])  # fmt: skip
+    heads = ["arrivals", "policy"]
+    for check in CHECKS:
+        heads += [f"goodput, checks of {check}", "/ its layer stops"]
+    return f"""
+## How dense should stops be
+
+`policy=adaptive_stops` chooses the stops of each batch when it starts: none inside a pass, every layer, half a layer
+or operator, whichever is expected to delay requests least, by checks that everybody here waits for or by waits of
+those who come meanwhile and go first ([policies.md](policies.md)). *From layers on* leaves it layers at least.
+Goodput of {NUM_REQUESTS} requests to {PRECISION:.1%}, seeds {words(SEEDS)}, at the profile's cost of a check and at
+ten times that; ratios paired by seed with 95 % intervals. The rule was chosen on other seeds. With free checks
+operator stops are the best that any granularity could do.
+
+{table_of(heads, rows)}
+
+{_verdict(goodput)}
+
+{_chosen(tables["adaptive_chosen"])}
+
+`python -m experiments.beyond_stops` makes this section alone.
+"""
+
+
+def _verdict(goodput: pd.DataFrame) -> str:
+    """How far adaptive stops are ahead of layers, and what is left."""
+    said = []
+    for check in CHECKS:
+        gains = [
+            f"{(goodput.loc[scenario][check, name] / goodput.loc[scenario][check, base]).mean() - 1.0:+.1%}"
+            for name, base in ((ADAPTIVE, LAYERS), (FEASIBLE_ADAPTIVE, FEASIBLE))
+            for scenario in SCENARIOS
+        ]
+        said.append(
+            f"{words(gains[:2])} of FlowPrefill's and {words(gains[2:])} of the feasible set's at {check} a check"
+        )
+    return (
+        f"Against layer stops, adaptive ones change the goodput by {words(said)} ({words(SCENARIOS)}). Checks at layers "
+        "cost little as they are, so that there is little to win. What is won comes from batches of short prompts, "
+        "which nothing will be due before, and which have no check at all; dense stops for long prompts shorten waits "
+        "that hardly make anybody late."
+    )
+
+
+def _chosen(table: pd.DataFrame) -> str:
+    names = [stops.value for stops in Stops if stops is not Stops.REQUEST]
+    rows = []
+    for (check, prompt), part in table.groupby(["check", "prompt"], sort=False):
+        counts = part.set_index("stops").batches.reindex(names, fill_value=0)
+        rows.append([check, prompt, str(counts.sum()), *(f"{count / counts.sum():.0%}" for count in counts)])
+    return (
+        f"What FlowPrefill's batches get, by the longest prompt in them (Poisson, {CHOSEN_RPS:g} req/s, seed 0):\n\n"
+        + table_of(["check", "longest prompt", "batches", *names], rows)
+    )
+
+
+def _interval(ratios: pd.Series) -> str:
+    """The mean and its 95 % interval."""
+    if (ratios == 1.0).all():
+        return "1"
+    half = stats.t.ppf(0.975, len(ratios) - 1) * ratios.std(ddof=1) / math.sqrt(len(ratios))
+    return f"{ratios.mean():.3f} ± {half:.3f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the tables are kept")
+    folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = {}
+    for name, study in STUDIES.items():
+        path = folder / f"{name}.csv"
+        if not path.exists():
+            study(folder).to_csv(path, index=False)  # type: ignore[union-attr]
+        tables[name] = pd.read_csv(path)
+    print("\n\n".join(wrapped(part) for part in [section(tables)]))
+
+
+if __name__ == "__main__":
+    main()
