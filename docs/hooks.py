@@ -44,7 +44,7 @@ API = {
     "Run": ["flowsim.sim", "flowsim.config", "flowsim.metrics", "flowsim.load"],
     "Requests and workloads": ["flowsim.core", "flowsim.workload"],
     "Policies": ["flowsim.policy", "flowsim.batching", "flowsim.feasible", "flowsim.rivals", "flowsim.layered",
-                 "flowsim.queue", "flowsim.view", "flowsim.timeline"],
+                 "flowsim.granularity", "flowsim.queue", "flowsim.view", "flowsim.timeline"],
     "Hardware": ["flowsim.profile", "flowsim.latency", "flowsim.predictor"],
     "Clusters": ["flowsim.pool", "flowsim.router"],
     "Studies": ["flowsim.study", "flowsim.bound"],

@@ -8,7 +8,6 @@ call goes on with what is missing; `python -m experiments.beyond --write` only t
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 import flowsim
-from experiments import beyond_layered
+from experiments import beyond_layered, suspension
 from flowsim import LatencyModel, load_profile
 from flowsim.bound import BATCHINGS, goodput_bound
 from flowsim.config import build, compose
@@ -89,10 +88,6 @@ REPLAYS = {
 }
 REPLAYED_REQUESTS = 2000  # the first of each trace
 DATA = Path(os.environ.get("FLOWSIM_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
-SUSPENDED_S = (math.inf, 5.0, 1.0, 0.2, 0.05)
-SUSPENSION_RPS = (6.0, 10.0)
-SUSPENSION_SEEDS = (0, 1, 2)
-
 MISSES: dict[str, list[str]] = {
     "chunked 2k, S-EDF": ["policy=chunked_sedf"],
     "FlowPrefill": ["policy=flowprefill"],
@@ -214,23 +209,6 @@ def fairness(folder: Path) -> pd.DataFrame:
     return overall.assign(per_class_rps=each.goodput_rps).reset_index()
 
 
-def suspension(folder: Path) -> pd.DataFrame:
-    """FlowPrefill with a bound on how long a batch may be suspended."""
-    found = flowsim.sweep(
-        [f"workload.num_requests={HEADLINE_REQUESTS}", "policy=flowprefill"],
-        {"workload.rate_rps": SUSPENSION_RPS, "policy.max_suspend_s": SUSPENDED_S},
-        seeds=SUSPENSION_SEEDS,
-        folder=folder / "runs",
-        jobs=JOBS,
-    )
-    keys = ["workload.rate_rps", "policy.max_suspend_s"]
-    figures = [
-        "attainment", "ttft_s.mean", "ttft_s.p99", "suspended_s.max",
-        *(column for column in found.columns if column.startswith("attainment_by_class.")),
-    ]  # fmt: skip
-    return found.groupby(keys, sort=False)[figures].mean().reset_index()
-
-
 def instances(folder: Path) -> pd.DataFrame:
     """Four instances behind each router."""
     cells = {f"{name}, {router}": policy | chosen for name, policy in TWO.items() for router, chosen in ROUTERS.items()}
@@ -298,10 +276,14 @@ def misses(_folder: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["policy", "cause", "misses"])
 
 
-STUDIES: dict[str, Callable[[Path], pd.DataFrame | None]] = {
-    study.__name__: study
-    for study in (headline, scenarios, bounds, replays, misses, instances, suspension, fairness, errors, scales, checks)
-} | beyond_layered.STUDIES
+STUDIES: dict[str, Callable[[Path], pd.DataFrame | None]] = (
+    {
+        study.__name__: study
+        for study in (headline, scenarios, bounds, replays, misses, instances, fairness, errors, scales, checks)
+    }
+    | suspension.STUDIES
+    | beyond_layered.STUDIES
+)
 
 
 def main() -> None:

@@ -94,23 +94,40 @@ def _rate(goodput_rps: float) -> str:
 
 
 def _verdict(table: pd.DataFrame) -> str:
-    """Against chunks of the size of a group, and of four times that."""
+    """Groups against chunks of the same size, and the best size of each."""
     figures = table.set_index(["model", "workload", "policy"])
 
-    def against(other: str, model: str, column: str) -> str:
+    def changed(model: str, column: str) -> str:
         changes = [
-            figures.loc[(model, workload, LAYERED), column] / figures.loc[(model, workload, other), column] - 1.0
+            figures.loc[(model, workload, LAYERED), column] / figures.loc[(model, workload, SMALL), column] - 1.0
             for workload in studies.WORKLOADS
         ]
         return words(f"{change:+.0%}" for change in changes)
 
+    rows = []
+    for (model, workload), part in table.groupby(["model", "workload"], sort=False):
+        named = part.set_index("policy")
+        for column, kept in (("goodput_mean_rps", "mean"), ("goodput_p99_rps", "p99")):
+            chunked, layered = (_best(named[column].filter(like=kind)) for kind in ("chunks", "layered"))
+            ratio = f"{layered[1] / chunked[1]:.2f}"
+            rows.append([model, workload, kept, *(f"{rate:.2f} ({size})" for size, rate in (chunked, layered)), ratio])
+    heads = ["model", "prompts", "TBT that is kept", "best chunks", "best groups", "ratio"]
     return f"""
-Against chunks of 512 the mixture of experts has a median TTFT of {against(SMALL, studies.MOE, "ttft_s.p50")} (chats
-and documents) and a TBT p99 of {against(SMALL, studies.MOE, "tbt_p99_s")}; the dense model
-{against(SMALL, studies.DENSE, "ttft_s.p50")} and {against(SMALL, studies.DENSE, "tbt_p99_s")}. Against chunks of 2048
-they have {against(LARGE, studies.MOE, "ttft_s.p50")} and {against(LARGE, studies.MOE, "tbt_p99_s")}, and
-{against(LARGE, studies.DENSE, "ttft_s.p50")} and {against(LARGE, studies.DENSE, "tbt_p99_s")}.
+Against chunks of 512, groups of 512 change the median TTFT of the mixture of experts by
+{changed(studies.MOE, "ttft_s.p50")} (chats and documents) and its TBT p99 by {changed(studies.MOE, "tbt_p99_s")}; those
+of the dense model by {changed(studies.DENSE, "ttft_s.p50")} and {changed(studies.DENSE, "tbt_p99_s")}. Goodput with the
+best size of each (of 512, 1024 and 2048 tokens, in brackets):
+
+{table_of(heads, rows)}
 """.strip()
+
+
+def _best(goodput_rps: pd.Series) -> tuple[str, float]:
+    """The size with the highest goodput, and that."""
+    if goodput_rps.isna().all():
+        return "none", math.nan
+    name = str(goodput_rps.idxmax())
+    return name.rpartition(" ")[2], float(goodput_rps[name])
 
 
 def _frontier(table: pd.DataFrame) -> str:

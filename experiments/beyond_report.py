@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from scipy import stats
 
-from experiments import beyond
+from experiments import beyond, suspension_report
 from experiments.beyond_figures import ALONE, ANY, causes, shares
 from experiments.beyond_layered_page import frontier_figure, section
 from experiments.beyond_markdown import CLOSING, table_of, words, wrapped
@@ -43,7 +43,7 @@ def write(folder: Path, docs: Path = DOCS) -> None:
         _scales(tables["scales"], tables["scenarios"], bound),
         _errors(tables["errors"], tables["scenarios"]),
         _fairness(tables["fairness"]),
-        _suspension(tables["suspension"]),
+        suspension_report.section(tables),
         _granularity(tables["checks"], tables["headline"]),
         _instances(tables["instances"], bound),
         _causes(tables["misses"]),
@@ -286,43 +286,6 @@ Weights (`policy.weights`) raise the floor from {floor["feasible set"]:.2f} to {
 {1.0 - overall[WEIGHTED] / overall["feasible set"]:.1%} of the goodput of all: the long classes are what does not fit,
 and helping them costs more short ones. Ageing by a second deadline is the dear way: late requests that count again take
 the time of those that could still be on time, and in overload it feeds on itself.
-"""
-
-
-def _suspension(table: pd.DataFrame) -> str:
-    rows = []
-    for _, row in table.iterrows():
-        limit_s = row["policy.max_suspend_s"]
-        rows.append(
-            [
-                f"{row['workload.rate_rps']:g}",
-                "none" if math.isinf(limit_s) else f"{limit_s:g} s",
-                f"{row['attainment']:.1%}",
-                f"{row['attainment_by_class.text']:.1%}",
-                f"{row['attainment_by_class.search']:.1%}",
-                f"{row['ttft_s.mean']:.3f}",
-                f"{row['ttft_s.p99']:.2f}",
-                f"{row['suspended_s.max']:.2f}",
-            ]
-        )
-    heads = ["rate", "bound", "attained", "text", "search", "TTFT mean [s]", "p99 [s]", "longest suspended [s]"]
-    return f"""
-## Bounded suspension
-
-A pull request to vLLM (vllm-project/vllm#44794, comment of July 2026) reports that suspending prefills without a
-bound doubled the mean
-TTFT, 450 to 969 ms, and that a bound of 50 ms brought it to 412 ms. There a prefill is suspended while
-*decodes* are many, with
-nothing that ever brings it back. FlowPrefill's order brings work back by its deadline. FlowPrefill on `mixed` with
-`policy.max_suspend_s`, {len(beyond.SUSPENSION_SEEDS)} seeds of {beyond.HEADLINE_REQUESTS} requests:
-
-{table_of(heads, rows)}
-
-The effect does not appear: bounds shorten the longest suspension and cost urgent requests their SLO; at most the mean
-improves by little, and 50 ms is the worst choice for attainment. Where urgent load is steady enough that
-a long request never gets its turn, the effect is there, and larger than reported: one 16,000-token request
-under 90 % of urgent load
-has a TTFT of 13.5 s without a bound and 1.6 s with one of 0.2 s ([policies.md](policies.md), "Starvation").
 """
 
 

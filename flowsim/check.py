@@ -199,15 +199,16 @@ def _check_kv(result: Result) -> None:
 
 def _check_timelines(result: Result, pool: Mapping[str, Any], latency: LatencyModel) -> None:
     """A pool's segments lie end to end on their batch's timeline, and pause only where its policy may stop."""
-    laid = [name for name in ("batches", "steps", "layers") if name in result.tables]
-    stops = Stops(pool["stops"])
-    bound = latency.bound(pass_tokens=pool["pass_tokens"], stops=stops)
-    timelines = _timelines({name: _of_pool(result.tables[name], pool) for name in laid}, bound)
+    laid = [name for name in ("batches", "steps", "layers", "stops") if name in result.tables]
+    tables = {name: _of_pool(result.tables[name], pool) for name in laid}
+    usual, own = Stops(pool["stops"]), _own_stops(tables)
+    bound = latency.bound(pass_tokens=pool["pass_tokens"], stops=usual)
+    timelines = _timelines(tables, bound)
     reached: dict[int, tuple[int, float]] = {}
     table = _of_pool(result.tables["segments"], pool)
     columns = ("batch", "start_s", "end_s", "first_op", "last_op", "ended")
     for number, start_s, end_s, first, last, ended in zip(*(table[name].tolist() for name in columns), strict=True):
-        timeline = timelines.get(number)
+        timeline, stops = timelines.get(number), own.get(number, usual)
         if timeline is None:  # a run of decodes that was cut in its first step
             cut = ended in (Ended.CUT.value, Ended.FAILED.value)
             hold("8 only what was cut lacks its timeline", cut, number, ended)
@@ -244,6 +245,15 @@ def _of_pool(table: Columns, pool: Mapping[str, Any]) -> Columns:
     return {name: cells[rows] for name, cells in table.items()}
 
 
+def _own_stops(tables: Mapping[str, Columns]) -> Mapping[int, Stops]:
+    """By the number of the batch, its stops; those that have their policy's are not in it."""
+    table = tables.get("stops")
+    if table is None:
+        return {}
+    named = zip(table["batch"].tolist(), table["stops"].tolist(), strict=True)
+    return {number: Stops(name) for number, name in named}
+
+
 def _timelines(tables: Mapping[str, Columns], latency: LatencyModel) -> Mapping[int, Timeline | Iterations]:
     """The timeline of every batch; of a run of decodes that part of it which ran."""
     batches = tables["batches"]
@@ -261,13 +271,13 @@ def _timelines(tables: Mapping[str, Columns], latency: LatencyModel) -> Mapping[
         for number, count, factor, *context in zip(*(steps[name].tolist() for name in names), strict=True):
             decodes[number], counts[number], slowest[number] = Decodes(*context), count, factor
     made: dict[int, Timeline | Iterations] = {}
-    groups = layers_of(tables)
+    groups, own = layers_of(tables), _own_stops(tables)
     for number, tokens in parts.items():
         factor, beside = slowest[number], decodes.get(number, NO_DECODES)
         if number in groups:
             made[number] = latency.layered(tokens, groups[number], factor, beside)
         else:
-            made[number] = latency.timeline(tokens, factor, beside)
+            made[number] = latency.stopping(own.get(number, latency.stops)).timeline(tokens, factor, beside)
     for number in decodes.keys() - parts.keys():
         made[number] = latency.iterations(decodes[number], counts[number], slowest[number])
     return made

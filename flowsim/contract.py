@@ -62,6 +62,8 @@ def batch_breach(batch: Batch, view: InstanceView) -> Breach | None:
             return Breach(f"chose layers {layers}", f"a range within the model's {view.layers} layers")
         if not parts:
             return Breach("chose layers for decodes alone, which go through all", "layers=None")
+    if batch.stops is not None and (batch.decodes or layers is not None):
+        return Breach("gave stops to a batch that decodes, or goes through some layers only", "stops=None")
     for part in parts:
         if type(part) is not Part or type(part.tokens) is not int:
             return Breach(f"made a batch of {parts!r:.80}", "Part(job, tokens) with whole tokens")

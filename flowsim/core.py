@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from flowsim.timeline import Iterations, Timeline
+from flowsim.timeline import Iterations, Stops, Timeline
 
 __all__ = ["Batch", "FailedRunsError", "Job", "Outcome", "Part", "PolicyError", "Reason", "Request"]
 
@@ -193,7 +193,8 @@ class Batch:
     `parts` prefill, and each of `decodes` gains a token. A batch of decodes alone may run several iterations, up to the
     first member's last token, and ends at whichever it is stopped after. With `layers` the parts go through those
     layers of the model only (its decodes through all), from where they stopped last; their tokens are computed with the
-    batch that takes them through the last layer. None: through all.
+    batch that takes them through the last layer. None: through all. A batch that only prefills, and through all layers,
+    may have `stops` of its own, and pays for their checks. None: its policy's.
 
     To an order a batch looks like its head: `id`, `arrival_s`, `slo_s`, `deadline_s`; `is_waiting` is False. `tokens`
     are all that it computes. `number` is -1 until it starts; all else is the Instance's, and there from then on:
@@ -223,6 +224,7 @@ class Batch:
         "since_s",
         "slo_s",
         "slowest",
+        "stops",
         "suspended_at_s",
         "suspended_s",
         "switch_s",
@@ -235,10 +237,17 @@ class Batch:
     blocks: int
     slowest: float
 
-    def __init__(self, parts: Sequence[Part], decodes: Sequence[Job] = (), layers: range | None = None) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        decodes: Sequence[Job] = (),
+        layers: range | None = None,
+        stops: Stops | None = None,
+    ) -> None:
         self.parts = parts = tuple(parts)
         self.decodes = decodes = tuple(decodes)
         self.layers = layers
+        self.stops = stops
         self.number = -1
         tokens = len(decodes)
         try:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from flowsim.core import Batch, Job, Outcome, Request
 from flowsim.latency import NO_DECODES
-from flowsim.stage import Host, computed, lay_out, take_parts, under_way
+from flowsim.stage import Host, computed, lay_out, lay_out_stops, take_parts, under_way
 from flowsim.timeline import Iterations
 from flowsim.view import context_of
 
@@ -103,6 +103,9 @@ class DecodingStage:
         batch.context = decodes
         if batch.layers is not None:
             lay_out(own, batch, batch.layers, tokens, decodes)
+            return
+        if batch.stops is not None:
+            lay_out_stops(own, batch, batch.stops, tokens)
             return
         if tokens:
             batch.timeline = own.latency.timeline(tokens, batch.slowest, decodes)

@@ -81,7 +81,7 @@ class Instance:
         self.prefilled = prefilled
         limits = {"max_batches": max_batches, "max_sequences": max_sequences}
         profile = latency.profile
-        self.view = InstanceView(predictor, kv, layers=profile.layers, request_s=profile.request_s, **limits)
+        self.view = InstanceView(predictor, kv, latency, layers=profile.layers, request_s=profile.request_s, **limits)
         self.slowest = slowest
         self.stage = stage(self)
         self._plans_ahead = async_steps > 0
@@ -115,6 +115,7 @@ class Instance:
             return self.reject(job, Reason.TOO_LARGE)
         if self._admit is not None and not self._admit(view, job):
             return self.reject(job, Reason.ADMISSION)
+        view.arrived.append(job)
         if request.abandon_s < math.inf:
             simpy.Timeout(self.env, request.abandon_s).callbacks.append(lambda _: self.abandon(job))
         return self.join(job)
@@ -250,10 +251,10 @@ class Instance:
     def _flag(self, running: Batch, answer: Batch | None) -> None:
         """Signals the running batch to stop at its next legal stop."""
         self._raise_flag(answer)
-        stop = self._next_stop(running)
-        if self.latency.tp > 1 and stop is not running.timeline.end and self.policy.stops.operators:
+        stop, stops = self._next_stop(running), running.stops or self.policy.stops
+        if self.latency.tp > 1 and stop is not running.timeline.end and stops.operators:
             # the first rank to see the flag makes its next checkpoint the common one, where all ranks meet
-            stop = running.timeline.next_stop(stop.at_s + 2 * INSTANT_S, self.policy.stops)
+            stop = running.timeline.next_stop(stop.at_s + 2 * INSTANT_S, stops)
             if stop is not running.timeline.end:
                 self._barrier_s = self.latency.barrier_s
         self._run_to(running, stop)
@@ -270,7 +271,7 @@ class Instance:
         if batch.decodes and batch.parts:
             return batch.timeline.end  # its decodes are in its first pass: nothing to take up later
         done_s = batch.done_s + max(2 * INSTANT_S, self.view.now_s - batch.since_s)
-        return batch.timeline.next_stop(done_s, self.policy.stops)
+        return batch.timeline.next_stop(done_s, batch.stops or self.policy.stops)
 
     def _run_to(self, batch: Batch, stop: Stop) -> None:
         """Sets the timer for a place on the running batch's timeline, unless it is set for that already."""
@@ -306,7 +307,7 @@ class Instance:
             return  # the instance has failed in this instant
         answer = self._ask()
         if answer is batch:
-            self._run_to(batch, batch.timeline.next_stop(stop.at_s + 2 * INSTANT_S, self.policy.stops))
+            self._run_to(batch, batch.timeline.next_stop(stop.at_s + 2 * INSTANT_S, batch.stops or self.policy.stops))
             return
         self._raise_flag(answer)
         self._stopped(batch, stop, at_end=False)

@@ -106,6 +106,7 @@ class LatencyModel:
         self._checks_s = tuple(check_s * (operator in stops.operators) for operator in range(5))
         self._bound: dict[tuple[int, Stops], LatencyModel] = {}
         self._whole: dict[int, Timeline] = {}
+        self._stopping: dict[Stops, LatencyModel] = {}
         self._asked: tuple[Tokens, float, Decodes] | None = (
             None  # the last one: who predicts a batch often runs it next
         )
@@ -125,6 +126,19 @@ class LatencyModel:
                 self.profile, self.tp, pass_tokens=pass_tokens, stops=stops, decode_skew=skew, ranks=ranks
             )
         return bound
+
+    def stopping(self, stops: Stops) -> LatencyModel:
+        """The same with the checks of other stops; made once for each."""
+        if stops is self.stops:
+            return self
+        model = self._stopping.get(stops)
+        if model is None:
+            model = self._stopping[stops] = self.bound(pass_tokens=self.pass_tokens, stops=stops)
+        return model
+
+    def checks_s(self, passes: int) -> float:
+        """Seconds that the checks of so many passes take."""
+        return passes * self.profile.layers * sum(self._checks_s)
 
     def exchange_s(self, own_tokens: int, tokens: int, link: tuple[float, float]) -> float:
         """What a step of a group of ranks takes beyond a rank's own timeline: the others' tokens in its share of the

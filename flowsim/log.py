@@ -90,6 +90,7 @@ class Log:
             "instance", "batch", "start_s", "end_s", "first_op", "last_op", "tokens", "ended", "switch_s", "barrier_s"
         )
         self.batches = Table("batch", "instance", "request", "position", "tokens", "cached_tokens", "slowest_rank")
+        self.stops = Table("batch", "instance", "stops")
         self.layers = Table("batch", "instance", "first_layer", "last_layer", "layers")
         self.preemptions = Table("instance", "flagged_s", "stopped_s", "batch", "victim", "by", "paused")
         self.kv = Table("t_s", "instance", "free_blocks", "suspended_blocks")
@@ -115,6 +116,6 @@ class Log:
 
     def pack(self) -> None:
         """Packs what the tables hold, so that a long run stays small; batches before the segments that they run in."""
-        often = (self.requests, self.batches, self.layers, self.segments, self.preemptions, self.kv, self.steps)
-        for table in (*often, self.tokens):
+        often = (self.requests, self.batches, self.layers, self.stops, self.segments, self.preemptions, self.kv)
+        for table in (*often, self.steps, self.tokens):
             table.pack()

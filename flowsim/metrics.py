@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Result"]
 
-MORE_TABLES = ("steps", "tokens", "layers", "transfers", "failures", "migrations")
+MORE_TABLES = ("steps", "tokens", "layers", "stops", "transfers", "failures", "migrations")
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from flowsim.core import Batch, Job, Part
 from flowsim.markup import table
@@ -20,11 +20,19 @@ from flowsim.queue import JobQueue, Order, indexed
 from flowsim.timeline import INSTANT_S, Stops
 
 __all__ = [
-    "ComposedPolicy", "InteractiveFirst", "Policy", "Polling", "View",
+    "ComposedPolicy", "InteractiveFirst", "Pauses", "Policy", "Polling", "View",
     "arrival", "deadline", "hopeless", "shortest", "slack_edf", "suspended_at_most",
 ]  # fmt: skip
 
 Work = Job | Batch
+
+
+class Pauses(NamedTuple):
+    """What stops of a batch cost and give: seconds that its checks take in all, and mean seconds from a flag at a
+    random moment to the stop."""
+
+    checks_s: float
+    wait_s: float
 
 
 class View(Protocol):
@@ -46,10 +54,13 @@ class View(Protocol):
     def evicted(self) -> bool: ...
     @property
     def layers(self) -> int: ...
+    @property
+    def arrived(self) -> Sequence[Job]: ...
     def left_tokens(self, job: Job) -> int: ...
     def left_s(self, work: Work) -> float: ...
-    def cost_s(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> float: ...
+    def cost_s(self, parts: Sequence[Part], decodes: Sequence[Job] = (), layers: range | None = None) -> float: ...
     def fits(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> bool: ...
+    def pauses(self, parts: Sequence[Part], stops: Stops) -> Pauses: ...
 
 
 class Policy(Protocol):
@@ -59,7 +70,8 @@ class Policy(Protocol):
     It is asked on every arrival and completion, also while a batch runs: another answer than `view.running`
     then means "stop at the next legal stop", where it is asked again, and the second answer is what runs. It
     must be pure, and must not answer None while the GPU is free and something suspended, or every waiting job,
-    could run. `consult`, `idles` and `admit` are read once where a policy has them.
+    could run. `stops` are those of batches that have none of their own (`Batch.stops`), and predicted times include
+    their checks. `consult`, `idles` and `admit` are read once where a policy has them.
     """
 
     @property

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 
 from flowsim.core import Batch, Job, Outcome, Reason
 from flowsim.log import Ended, Log
+from flowsim.timeline import Stops
 
-__all__ = ["held_by", "log_unfinished", "request_row", "segment_row"]
+__all__ = ["held_by", "log_unfinished", "request_row", "segment_row", "stops_row"]
 
 _OUTCOMES = {outcome: float(place) for place, outcome in enumerate(Outcome)}
 _REASONS = {reason: float(place) for place, reason in enumerate(Reason)}
 _ENDED = {ended: float(place) for place, ended in enumerate(Ended)}
+_STOPS = {stops: float(place) for place, stops in enumerate(Stops)}
 
 
 def segment_row(
@@ -35,6 +37,11 @@ def request_row(
         math.nan if reason is None else _REASONS[reason], instance if job.run_step >= 0 else math.nan,
         job.cached_tokens, job.evictions, job.recomputed_tokens, job.requeued, job.migrations,
     )  # fmt: skip
+
+
+def stops_row(instance: int, batch: Batch, stops: Stops) -> tuple[float, ...]:
+    """Where a batch with stops of its own may be stopped."""
+    return batch.number, instance, _STOPS[stops]
 
 
 def held_by(batch: Batch | None) -> list[Job]:

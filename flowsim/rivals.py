@@ -9,21 +9,31 @@ from flowsim.core import Batch, Job, Part
 from flowsim.policy import View
 from flowsim.queue import Order
 
-__all__ = ["Graceful", "TimeBudget", "slack_fraction"]
+__all__ = ["Graceful", "TimeBudget", "least_remaining_slack", "slack_fraction"]
 
 Work = Job | Batch
 
 
-def slack_fraction(work: Work, view: View) -> tuple[bool, float]:
-    """Least slack first, as a share of the request's SLO; what can no longer be on time goes last, least overdue
-    first.
+def least_remaining_slack(work: Work, view: View) -> float:
+    """Least slack first, as a share of the request's SLO, and so the most overdue of all first: Medha's rule.
 
-    A request with 0.1 s to spare of an SLO of 0.25 s and one with 1.6 s of 4 s are equally urgent. Every key changes
-    all the time, so that a decision looks at everything that waits.
+    (deadline - now - predicted seconds left) / (deadline - arrival), ascending, is `_get_remaining_slack_fraction` in
+    the scheduler "LRS" of Vajra and of its simulator, the code released with Medha (Agrawal et al., arXiv 2409.17264;
+    "input-length aware least remaining slack" in its fourth version). Every key changes all the time, so that a
+    decision looks at everything that waits.
     """
-    slack_s = work.deadline_s - view.now_s - view.left_s(work)
-    fraction = slack_s / work.slo_s if work.slo_s < math.inf else math.inf
-    return slack_s <= 0.0, abs(fraction)
+    if work.slo_s == math.inf:
+        return math.inf
+    return (work.deadline_s - view.now_s - view.left_s(work)) / work.slo_s
+
+
+def slack_fraction(work: Work, view: View) -> tuple[bool, float]:
+    """`least_remaining_slack` with what can no longer be on time last, as S-EDF has it, least overdue first.
+
+    A request with 0.1 s to spare of an SLO of 0.25 s and one with 1.6 s of 4 s are equally urgent.
+    """
+    fraction = least_remaining_slack(work, view)
+    return fraction <= 0.0, abs(fraction)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,14 @@ from flowsim.core import Batch, Job, Outcome, Part, Request
 from flowsim.kv import Blocks
 from flowsim.latency import NO_DECODES, Decodes, LatencyModel, Predictor, Tokens
 from flowsim.log import Log
-from flowsim.record import request_row
+from flowsim.record import request_row, stops_row
+from flowsim.timeline import Stops
 from flowsim.view import InstanceView, cached_tokens
 
-__all__ = ["Host", "PrefillStage", "Stage", "computed", "has_started", "lay_out", "take_parts", "taken_up", "under_way"]
+__all__ = [
+    "Host", "PrefillStage", "Stage",
+    "computed", "has_started", "lay_out", "lay_out_stops", "take_parts", "taken_up", "under_way",
+]  # fmt: skip
 
 
 class Host(Protocol):
@@ -111,9 +115,11 @@ class PrefillStage:
         tokens = take_parts(own, batch, _admitted)
         if batch.layers is not None:
             lay_out(own, batch, batch.layers, tokens, NO_DECODES)
-            return
-        batch.timeline = own.latency.timeline(tokens, batch.slowest)
-        batch.predicted_s = own.predictor.batch_s(tokens)
+        elif batch.stops is not None:
+            lay_out_stops(own, batch, batch.stops, tokens)
+        else:
+            batch.timeline = own.latency.timeline(tokens, batch.slowest)
+            batch.predicted_s = own.predictor.batch_s(tokens)
 
     def advance(self, batch: Batch) -> None:
         raise AssertionError("an instance that only prefills plans no batch ahead")
@@ -213,13 +219,20 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
 
 
 def lay_out(own: Host, batch: Batch, layers: range, tokens: Tokens, decodes: Decodes) -> None:
-    """Gives a batch whose prompts go through some layers its timeline, and what is predicted for it: for each layer its
-    share of what the prompts would add to the decodes in a whole pass."""
+    """Gives a batch whose prompts go through some layers its timeline, and what is predicted for it."""
     own.log.layers.add((batch.number, own.index, layers.start, layers.stop, own.view.layers))
     batch.timeline = own.latency.layered(tokens, layers, batch.slowest, decodes)
-    without_s = own.predictor.batch_s((), decodes) if decodes.sequences else own.view.request_s
-    added_s = own.predictor.batch_s(tokens, decodes) - without_s
-    batch.predicted_s = without_s + added_s * len(layers) / own.view.layers
+    batch.predicted_s = own.view.cost_s(batch.parts, batch.decodes, layers)
+
+
+def lay_out_stops(own: Host, batch: Batch, stops: Stops, tokens: Tokens) -> None:
+    """Gives a batch with stops of its own its timeline, and what is predicted for it. The predictor answers for its
+    policy's stops; a scheduler knows how many checks it adds or leaves out, and what one costs."""
+    own.log.stops.add(stops_row(own.index, batch, stops))
+    latency = own.latency.stopping(stops)
+    batch.timeline = timeline = latency.timeline(tokens, batch.slowest)
+    passes = len(timeline.passes)
+    batch.predicted_s = own.predictor.batch_s(tokens) + latency.checks_s(passes) - own.latency.checks_s(passes)
 
 
 def computed(own: Host, batch: Batch) -> Sequence[Part]:

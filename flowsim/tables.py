@@ -17,7 +17,7 @@ from flowsim.log import Columns
 __all__ = ["is_float", "read_table", "whole", "write_table"]
 
 Array = npt.NDArray[Any]
-_TEXT = {"prefix_hashes", "slo_class", "outcome", "reason", "ended"}
+_TEXT = {"prefix_hashes", "slo_class", "outcome", "reason", "ended", "stops"}
 _BOOLS = {"paused", "failed", "extrapolated", "measured"}
 _MET = {"met_slo", "met_tbt"}
 _WHOLE = {"prefill_instance", "decode_instance"}

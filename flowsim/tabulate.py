@@ -13,6 +13,7 @@ from flowsim.core import Outcome, Reason, Request
 from flowsim.latency import LatencyModel
 from flowsim.log import Columns, Ended, Log, Table
 from flowsim.tables import is_float, whole
+from flowsim.timeline import Stops
 from flowsim.tokens import tbt_columns
 
 __all__ = ["event_tables", "request_tables"]
@@ -29,7 +30,8 @@ def request_tables(
     warmup_s: float,
     cooldown_s: float,
 ) -> dict[str, Columns]:
-    """`requests`, and those of `steps`, `tokens`, `layers`, `failures`, `migrations` and `transfers` that there are."""
+    """`requests`, and those of `steps`, `tokens`, `layers`, `stops`, `failures`, `migrations` and `transfers` that
+    there are."""
     tables = {"requests": _requests(requests, log.requests, hardware, pools, warmup_s, cooldown_s)}
     if len(log.steps):
         tables |= {"steps": _columns(log.steps), "tokens": _columns(log.tokens)}
@@ -38,6 +40,8 @@ def request_tables(
         tables["requests"] |= _counts(log.requests, len(requests), *_KV_COUNTS)
     if len(log.layers):
         tables["layers"] = _columns(log.layers)
+    if len(log.stops):
+        tables["stops"] = _enums(_columns(log.stops), stops=[stops.value for stops in Stops])
     if len(log.failures):
         tables["failures"] = _columns(log.failures)
         tables["requests"] |= _counts(log.requests, len(requests), "requeued", "recomputed_tokens")

@@ -99,7 +99,7 @@ def make_view(
     kv_blocks: int = 10_000,
     max_batches: int = 128,
 ) -> InstanceView:
-    """A View at one moment, with the exact predictor.
+    """A View at one moment, with the exact predictor; what is there has come in the order of ids.
 
     Args:
         now_s: the time of the decision.
@@ -113,7 +113,8 @@ def make_view(
     latency = latency or _a100()
     kv = KVPool(kv_blocks)
     profile = latency.profile
-    view = InstanceView(Exact(latency), kv, max_batches=max_batches, layers=profile.layers, request_s=profile.request_s)
+    limits = {"max_batches": max_batches, "layers": profile.layers}
+    view = InstanceView(Exact(latency), kv, latency, request_s=profile.request_s, **limits)
     view.now_s = now_s
     for job in waiting:
         if job.done_tokens:
@@ -126,6 +127,9 @@ def make_view(
     if running is not None:
         view.running = _under_way(*running, latency, kv)
         view.running.since_s = now_s
+    started = [*view.suspended, *([view.running] if view.running is not None else [])]
+    here = [*view.waiting, *(job for batch in started for job, _ in batch.parts)]
+    view.arrived.extend(sorted(here, key=lambda job: job.id))
     return view
 
 
@@ -248,4 +252,5 @@ def _named(answer: Batch | None) -> str:
     if answer is None:
         return "nothing"
     parts = ", ".join(f"{tokens} tokens of {job.id}" for job, tokens in answer.parts)
-    return f"{'a new batch' if answer.number < 0 else 'the batch'} of {parts}"
+    stops = f" with {answer.stops.value} stops" if answer.stops is not None else ""
+    return f"{'a new batch' if answer.number < 0 else 'the batch'} of {parts}{stops}"

@@ -23,6 +23,8 @@ INSTANT_S = 1e-9
 class Stops(enum.Enum):
     """Where a running batch may be stopped, coarse to fine."""
 
+    __hash__ = object.__hash__  # members are single objects; Enum's own hash is a call
+
     REQUEST = "request"
     PASS = "pass"
     LAYER = "layer"
@@ -125,6 +127,23 @@ class Timeline:
             at_s = found[-1].at_s + 2 * INSTANT_S
         return found
 
+    def mean_wait_s(self, stops: Stops, passed: int = 0) -> float:
+        """Mean seconds from a random moment to the next legal stop, or to the one after `passed` more.
+
+        Of a moment within the layers; the heads and tails of passes, which nothing can stop, are left out. What stops
+        at the end of a pass or of the whole waits for half of it.
+        """
+        if not stops.operators:
+            if stops is Stops.REQUEST:
+                return 0.5 * self.total_s
+            return 0.5 * sum(one.total_s * one.total_s for one in self.passes) / self.total_s
+        waits_s = layers_s = 0.0
+        for one in self.passes:
+            layer_s = one.layers * one.ends_s[4]
+            waits_s += layer_s * _mean_wait_s([one.ends_s[operator] for operator in stops.operators], passed)
+            layers_s += layer_s
+        return waits_s / layers_s
+
     @staticmethod
     def _stop_in_pass(one: Pass, at_s: float, stops: Stops) -> Stop | None:
         """The first legal stop of one pass at or after `at_s`, relative to the pass; None where none is left."""
@@ -142,6 +161,17 @@ class Timeline:
                 if begin_s + one.ends_s[operator] >= inside_s:
                     return Stop(one.head_s + begin_s + one.ends_s[operator], 5 * number + operator + 1)
         raise AssertionError(f"no stop after {at_s} s in {one}")
+
+
+def _mean_wait_s(ends_s: list[float], passed: int) -> float:
+    """Mean seconds to the stop after `passed` more, where a stretch that repeats has stops at `ends_s`, the last one
+    being its length."""
+    gaps_s = [end_s - before_s for before_s, end_s in zip([0.0, *ends_s], ends_s, strict=False)]
+    waits_s = 0.0
+    for place, gap_s in enumerate(gaps_s):
+        later_s = sum(gaps_s[(place + more) % len(gaps_s)] for more in range(1, passed + 1))
+        waits_s += gap_s * (0.5 * gap_s + later_s)
+    return waits_s / ends_s[-1]
 
 
 class Iterations:

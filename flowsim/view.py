@@ -6,14 +6,20 @@ The Instance keeps it up to date; tests and users build their own (see `flowsim.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 
 from flowsim.core import Batch, Job, Part
 from flowsim.kv import Blocks
-from flowsim.latency import Decodes, Predictor
+from flowsim.latency import Decodes, LatencyModel, Predictor
+from flowsim.policy import Pauses
 from flowsim.queue import JobQueue
+from flowsim.timeline import Stops
 
-__all__ = ["InstanceView"]
+__all__ = ["ARRIVED", "InstanceView"]
+
+ARRIVED = 64
+"""The latest arrivals that a view remembers."""
 
 INFINITE = math.inf
 
@@ -26,14 +32,17 @@ class InstanceView:
     that gain a token with each batch they are in; `sequences` counts all that hold KV here:
     those, prompts between their chunks, and what the step that runs will end. `evicted` says that in
     making room for what runs next a sequence lost its KV to the growth of others.
+    `arrived` are the latest requests that came here, at most `ARRIVED`, the oldest first, wherever they are now.
     `request_s` are the seconds of a first token that hold no GPU: work that ends at t is seen at t + request_s.
     `layers` are the model's.
     """
 
     __slots__ = (
         "_alone_s",
+        "_hardware",
         "_kv",
         "_predictor",
+        "arrived",
         "decodes",
         "evicted",
         "layers",
@@ -51,6 +60,7 @@ class InstanceView:
         self,
         predictor: Predictor,
         kv: Blocks,
+        hardware: LatencyModel | None = None,
         *,
         max_batches: float = 128,
         max_sequences: float = math.inf,
@@ -58,6 +68,7 @@ class InstanceView:
         request_s: float = 0.0,
     ) -> None:
         self.now_s = 0.0
+        self.arrived: deque[Job] = deque(maxlen=ARRIVED)
         self.waiting: JobQueue[Job] = JobQueue(self)
         self.suspended: JobQueue[Batch] = JobQueue(self)
         self.running: Batch | None = None
@@ -67,6 +78,7 @@ class InstanceView:
         self.layers = layers
         self.max_batches = max_batches
         self.max_sequences = max_sequences
+        self._hardware = hardware
         self._predictor = predictor
         self._alone_s: dict[int, float] = {}  # what the predictor has answered
         self._kv = kv
@@ -108,12 +120,35 @@ class InstanceView:
             left_s = work.predicted_s - busy_s
         return left_s if left_s > 0.0 else 0.0
 
-    def cost_s(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> float:
-        """Predicted seconds from starting a batch of these parts and decodes to its first tokens."""
+    def cost_s(self, parts: Sequence[Part], decodes: Sequence[Job] = (), layers: range | None = None) -> float:
+        """Predicted seconds from starting a batch of these parts and decodes to its first tokens.
+
+        With `layers`: to its end, and of what the parts add to the decodes in a whole pass each layer takes its share.
+        """
         tokens = [(part.tokens, part.job.done_tokens) for part in parts]
+        if layers is not None:
+            without_s = self._predictor.batch_s((), context_of(decodes)) if decodes else self.request_s
+            return without_s + (self.cost_s(parts, decodes) - without_s) * len(layers) / self.layers
         if not decodes:
             return self._predictor.batch_s(tokens)
         return self._predictor.batch_s(tokens, context_of(decodes))
+
+    def pauses(self, parts: Sequence[Part], stops: Stops) -> Pauses:
+        """What a batch of these parts would pay for these stops, and how soon it could then be stopped.
+
+        Of the profile of its operators, which predictions that err do not change. With several ranks a batch stops one
+        stop later, at a barrier.
+
+        Raises:
+            ValueError: the view was made without hardware.
+        """
+        hardware = self._hardware
+        if hardware is None:
+            raise ValueError("this view knows no operators; make it with InstanceView(predictor, kv, latency)")
+        timeline = hardware.timeline([(part.tokens, part.job.done_tokens) for part in parts])
+        meets = hardware.tp > 1 and bool(stops.operators)
+        wait_s = timeline.mean_wait_s(stops, passed=int(meets)) + (hardware.barrier_s if meets else 0.0)
+        return Pauses(hardware.stopping(stops).checks_s(len(timeline.passes)), wait_s)
 
     def fits(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> bool:
         """Whether a batch of these may start now: its KV blocks are free, and a batch slot and sequence slots are.

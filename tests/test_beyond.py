@@ -233,7 +233,9 @@ def test_a_class_with_more_weight_is_given_up_later():
 # ---------------------------------------------------------------- rivals
 
 
-@pytest.mark.parametrize("name", ["slack_fraction", "graceful", "chunked_adaptive", "feasible_set"])
+@pytest.mark.parametrize(
+    "name", ["slack_fraction", "least_remaining_slack", "graceful", "chunked_adaptive", "feasible_set"]
+)
 def test_every_policy_of_this_chapter_conforms_to_the_contract(name):
     check_policy(shipped(name), situations=100, runs=2)
 

@@ -322,6 +322,14 @@ def test_what_is_left_of_a_prompt_between_two_groups_is_its_share_of_the_layers(
     assert view.left_s(job) - request_s == pytest.approx(0.75 * (before_s - request_s))
 
 
+def test_all_groups_of_a_prompt_are_predicted_to_take_what_they_take():
+    job = make_job(0, 4000)
+    view = make_view(waiting=[job], latency=MOE)
+    predicted_s = sum(view.cost_s([Part(job, 4000)], layers=group) - view.request_s for group in in_groups(48, 8))
+    took_s = sum(MOE.layered([(4000, 0)], group).total_s for group in in_groups(48, 8))
+    assert predicted_s == pytest.approx(took_s - 7 * MOE.profile.pass_s)
+
+
 @pytest.mark.parametrize(
     ("layers", "tokens", "said"),
     [

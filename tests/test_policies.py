@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from toys import checked, toy_latency, workload
 
-from flowsim import LatencyModel, Policy, Request, Result, View, load_profile
+from flowsim import Alone, ComposedPolicy, LatencyModel, Policy, Request, Result, View, load_profile
 from flowsim.config import CONF, compose, make
 from flowsim.core import Job
 from flowsim.testing import make_job, make_view
@@ -654,7 +654,7 @@ def test_twice_the_times_at_half_the_rate_double_every_ttft(name):
     overhead_s = {"pass_s": 0.004, "request_s": 0.002, "check_s": 0.0001, "switch_s": 0.0005}
     twice_s = {key: 2 * value for key, value in overhead_s.items()}
     twice = {"polling": ["consult.period_s=0.02"], "hybrid_chunked": ["interactive_s=2.0"]}
-    twice["chunked_adaptive"] = ["batching.busy_s=0.2"]
+    twice["chunked_adaptive"] = twice["least_remaining_slack"] = ["batching.busy_s=0.2"]
     overrides = twice.get(name, [])
     single = checked(busy(), shipped(name), toy_latency(0.001, **overhead_s))
     double = checked(busy(times=2.0), shipped(name, *overrides), toy_latency(0.002, **twice_s))
@@ -709,6 +709,15 @@ def test_slack_fraction_runs_the_least_share_of_an_slo_to_spare_first_and_the_le
     assert ran(result) == [([1], 0.0, 60.0), ([0], 60.0, 70.0), ([2], 70.0, 120.0)]
 
 
+def test_least_remaining_slack_runs_the_most_overdue_share_of_an_slo_first():
+    # At 0: none to lose, half of 20 s to spare, three quarters of 40 s, a tenth of 10 s short, a third of 3 s short.
+    # At 4 request 3 is half of its SLO late. At 15 request 1 is a quarter of its SLO late, 2 has 15 of 40 s to spare.
+    requests = workload((0.0, 10), (0.0, 10, 20.0), (0.0, 10, 40.0), (0.0, 11, 10.0), (0.0, 4, 3.0))
+    order = shipped("least_remaining_slack").order
+    result = checked(requests, ComposedPolicy(order, Alone(), "request"), SECOND)
+    assert [members for members, *_ in ran(result)] == [[4], [3], [1], [2], [0]]
+
+
 def test_graceful_gives_what_is_late_three_slos_and_it_competes_with_that():
     # The first cannot be on time: due again at 150, after the second and before the third.
     requests = workload((0.0, 100, 50.0), (0.0, 20, 140.0), (0.0, 20, 400.0))
@@ -721,6 +730,16 @@ def test_feasible_set_gives_up_the_longest_where_not_all_can_be_on_time():
     requests = workload((0.0, 100, 110.0), (0.0, 30, 120.0), (0.0, 20, 125.0))
     result = checked(requests, shipped("feasible_set", "batching.lookahead=0"), SECOND)
     assert ran(result) == [([1], 0.0, 30.0), ([2], 30.0, 50.0), ([0], 50.0, 150.0)]
+
+
+def test_adaptive_stops_weighs_the_checks_of_a_batch_against_the_waits_of_those_expected_to_come():
+    # A check takes 0.1 s. Nothing has come before request 0, so one arrival is expected to go first: at its end (no
+    # check) it would wait for 10 s on average, at layers 5 + 0.2, blocks 2.6 + 0.4, operators 1 + 1.0. Operators it is:
+    # 2.1 s each. Request 1 (10 tokens) holds up the one suspended too: 5; 2.5 + 0.4; 1.3 + 0.8; 0.5 + 2.0. Blocks.
+    requests = workload((0.0, 20, 200.0), (3.0, 10, 27.0))
+    result = checked(requests, shipped("adaptive_stops"), toy_latency(1.0, check_s=0.1))
+    assert result.tables["stops"]["stops"].tolist() == ["operator", "block"]
+    assert ran(result) == [([0], 0.0, 4.2), ([1], 4.2, 14.6), ([0], 14.6, 31.4)]
 
 
 def test_every_shipped_policy_has_a_law_in_this_file():

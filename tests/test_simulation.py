@@ -22,6 +22,7 @@ from flowsim import (
     load_profile,
     simulate,
 )
+from flowsim.granularity import AdaptiveStops
 from flowsim.workload import mixed
 
 POLICIES = {
@@ -31,6 +32,7 @@ POLICIES = {
         f"slack_edf_{stops.value}": lambda stops=stops: ComposedPolicy("slack_edf", SLOAware(300), stops)
         for stops in Stops
     },
+    "adaptive": lambda: AdaptiveStops(ComposedPolicy("slack_edf", SLOAware(300), "pass")),
 }
 
 OVERHEADS = [{}, {"pass_s": 0.5, "request_s": 0.25, "check_s": 0.01, "switch_s": 0.125}]

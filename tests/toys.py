@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from flowsim import LatencyModel, Policy, PrefillOnly, Request, Result, simulate
+from flowsim import LatencyModel, Policy, PrefillOnly, Request, Result, Stops, simulate
 from flowsim.check import check_result
 from flowsim.core import Batch, Job
 from flowsim.kv import KVPool
@@ -45,7 +45,7 @@ def operator_by_operator(
     kv = KVPool(kv_blocks, cluster.block_tokens)
     profile = latency.profile
     view = InstanceView(
-        Exact(latency), kv, max_batches=cluster.max_batches, layers=profile.layers, request_s=profile.request_s
+        Exact(latency), kv, latency, max_batches=cluster.max_batches, layers=profile.layers, request_s=profile.request_s
     )
     coming = [request for request in requests if kv.blocks(request.prompt_tokens) <= kv_blocks]
     segments: list[tuple[int, float, float]] = []
@@ -58,9 +58,10 @@ def operator_by_operator(
             now_s, parked = max(now_s, coming[0].arrival_s), False
             continue
         now_s = _put_on(batch, view, kv, latency, now_s, parked)
-        legal_s = [stop.at_s for stop in batch.timeline.boundaries(policy.stops)[:-1]]
+        stops = batch.stops or policy.stops
+        legal_s = [stop.at_s for stop in batch.timeline.boundaries(stops)[:-1]]
         flagged, begun_s = False, batch.done_s
-        for number, step_s in _steps(batch, policy):
+        for number, step_s in _steps(batch, stops):
             now_s = batch.since_s + step_s - begun_s
             for at_s in sorted({request.arrival_s for request in coming if request.arrival_s <= now_s}):
                 _take_arrivals(coming, view, at_s)
@@ -78,7 +79,7 @@ def operator_by_operator(
     return segments, first_token_s
 
 
-def _steps(batch: Batch, policy: Policy) -> list[tuple[int, float]]:
+def _steps(batch: Batch, stops: Stops) -> list[tuple[int, float]]:
     """(operators ended, seconds) after each operator not yet run, and after the last tail; where only a pass's
     end is a stop, its last operator ends with its tail."""
     steps, start_s = [], 0.0
@@ -86,7 +87,7 @@ def _steps(batch: Batch, policy: Policy) -> list[tuple[int, float]]:
         layers_s = [start_s + one.head_s + one.ends_s[4] * layer for layer in range(one.layers)]
         ends_s = [layer_s + end_s for layer_s in layers_s for end_s in one.ends_s]
         start_s += one.total_s
-        if not policy.stops.operators:
+        if not stops.operators:
             ends_s[-1] = start_s
         steps += [(len(steps) + place, end_s) for place, end_s in enumerate(ends_s, start=1)]
     steps.append((len(steps), start_s))
@@ -96,7 +97,9 @@ def _steps(batch: Batch, policy: Policy) -> list[tuple[int, float]]:
 def _take_arrivals(coming: list[Request], view: InstanceView, now_s: float) -> float:
     view.now_s = now_s
     while coming and coming[0].arrival_s <= now_s:
-        view.waiting.add(Job(coming.pop(0)))
+        job = Job(coming.pop(0))
+        view.waiting.add(job)
+        view.arrived.append(job)
     return now_s
 
 
@@ -106,7 +109,8 @@ def _put_on(batch: Batch, view: InstanceView, kv: KVPool, latency: LatencyModel,
     else:
         tokens = [(new, job.done_tokens) for job, new in batch.parts]
         batch.begin(0, now_s, 0.0)
-        batch.timeline, batch.predicted_s = latency.timeline(tokens), Exact(latency).batch_s(tokens)
+        hardware = latency.stopping(batch.stops or latency.stops)
+        batch.timeline, batch.predicted_s = hardware.timeline(tokens), Exact(hardware).batch_s(tokens)
         for job, _ in batch.parts:
             view.waiting.remove(job)
             if not job.done_tokens:
