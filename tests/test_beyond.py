@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import checked, toy_latency, workload
 
-from flowsim import Alone, ComposedPolicy, LatencyModel, PrefillOnly, Request, load_profile, simulate
+from flowsim import ComposedPolicy, LatencyModel, PrefillOnly, Request, load_profile, simulate
 from flowsim.check import check_result
 from flowsim.config import compose, make
 from flowsim.feasible import FeasibleSet, JointDeadline, feasible_set
 from flowsim.feasible_routing import FeasibleRouting
 from flowsim.predictor import Noisy
-from flowsim.rivals import Graceful, TimeBudget, least_remaining_slack
+from flowsim.rivals import Graceful, TimeBudget
 from flowsim.router import LeastWork, RoundRobin
 from flowsim.testing import check_policy, make_job, make_view
 from flowsim.workload import mixed
@@ -245,15 +245,6 @@ def test_slack_fraction_counts_slack_in_shares_of_the_slo():
     requests = workload((0.0, 10, 40.0), (0.0, 10, 20.0), (0.0, 10, 10.0))
     result = checked(requests, shipped("slack_fraction", "batching.tokens=1", "stops=request"), SECOND)
     assert [members for members, *_ in ran(result)] == [[1], [0], [2]]
-
-
-def test_least_remaining_slack_serves_the_most_overdue_share_of_an_slo_first():
-    # At 0: half of 20 s to spare, three quarters of 40 s, a tenth of 10 s short, a third of 3 s short; no SLO is last.
-    requests = workload((0.0, 10), (0.0, 10, 20.0), (0.0, 10, 40.0), (0.0, 11, 10.0), (0.0, 4, 3.0))
-    policy = ComposedPolicy(least_remaining_slack, Alone(), "request")
-    assert shipped("least_remaining_slack").order is least_remaining_slack
-    # At 4 request 3 is half of its SLO late. At 15 request 1 is a quarter of its SLO late, 2 has 15 of 40 to spare.
-    assert [members for members, *_ in ran(checked(requests, policy, SECOND))] == [[4], [3], [1], [2], [0]]
 
 
 def test_graceful_gives_what_is_late_a_second_deadline_that_counts():

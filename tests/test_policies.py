@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from toys import checked, toy_latency, workload
 
-from flowsim import LatencyModel, Policy, Request, Result, View, load_profile
+from flowsim import Alone, ComposedPolicy, LatencyModel, Policy, Request, Result, View, load_profile
 from flowsim.config import CONF, compose, make
 from flowsim.core import Job
 from flowsim.testing import make_job, make_view
@@ -654,7 +654,7 @@ def test_twice_the_times_at_half_the_rate_double_every_ttft(name):
     overhead_s = {"pass_s": 0.004, "request_s": 0.002, "check_s": 0.0001, "switch_s": 0.0005}
     twice_s = {key: 2 * value for key, value in overhead_s.items()}
     twice = {"polling": ["consult.period_s=0.02"], "hybrid_chunked": ["interactive_s=2.0"]}
-    twice["chunked_adaptive"] = ["batching.busy_s=0.2"]
+    twice["chunked_adaptive"] = twice["least_remaining_slack"] = ["batching.busy_s=0.2"]
     overrides = twice.get(name, [])
     single = checked(busy(), shipped(name), toy_latency(0.001, **overhead_s))
     double = checked(busy(times=2.0), shipped(name, *overrides), toy_latency(0.002, **twice_s))
@@ -707,6 +707,15 @@ def test_slack_fraction_runs_the_least_share_of_an_slo_to_spare_first_and_the_le
     requests = workload((0.0, 10, 40.0), (0.0, 60, 100.0), (0.0, 50, 20.0))
     result = checked(requests, shipped("slack_fraction", "batching.lookahead=0"), SECOND)
     assert ran(result) == [([1], 0.0, 60.0), ([0], 60.0, 70.0), ([2], 70.0, 120.0)]
+
+
+def test_least_remaining_slack_runs_the_most_overdue_share_of_an_slo_first():
+    # At 0: none to lose, half of 20 s to spare, three quarters of 40 s, a tenth of 10 s short, a third of 3 s short.
+    # At 4 request 3 is half of its SLO late. At 15 request 1 is a quarter of its SLO late, 2 has 15 of 40 s to spare.
+    requests = workload((0.0, 10), (0.0, 10, 20.0), (0.0, 10, 40.0), (0.0, 11, 10.0), (0.0, 4, 3.0))
+    order = shipped("least_remaining_slack").order
+    result = checked(requests, ComposedPolicy(order, Alone(), "request"), SECOND)
+    assert [members for members, *_ in ran(result)] == [[4], [3], [1], [2], [0]]
 
 
 def test_graceful_gives_what_is_late_three_slos_and_it_competes_with_that():
