@@ -66,11 +66,11 @@ class ConfigError(ValueError):
 def normalised(overrides: Sequence[str]) -> list[str]:
     """Overrides as Hydra wants them, so that two spellings of a thing mean the same.
 
-    `+policy=` and `+workload=` choose like `policy=` and `workload=`. A key inside a group (`workload.rate_scale=2`)
-    may be any that the chosen class or function reads, whether or not its file shows it: `build` names those that
-    are not read. `experiment=` adds like `+experiment=`.
+    `+policy=`, `+workload=`, `+cluster=` and so on choose like `policy=`. A key inside a group
+    (`workload.rate_scale=2`) may be any that the chosen class or function reads, whether or not its file shows it:
+    `build` names those that are not read. `experiment=` adds like `+experiment=`.
     """
-    chosen = [re.sub(r"^\+(?=(policy|workload)=)", "", override) for override in overrides]
+    chosen = [re.sub(rf"^\+(?=({'|'.join(GROUPS)})=)", "", override) for override in overrides]
     chosen = [re.sub(r"^(?=experiment=)", "+", override) for override in chosen]
     return [f"++{one}" if re.match(rf"({'|'.join(GROUPS)})\.[\w.]+=", one) else one for one in chosen]
 

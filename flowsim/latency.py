@@ -106,7 +106,6 @@ class LatencyModel:
         self._checks_s = tuple(check_s * (operator in stops.operators) for operator in range(5))
         self._bound: dict[tuple[int, Stops], LatencyModel] = {}
         self._whole: dict[int, Timeline] = {}
-        self._stopping: dict[Stops, LatencyModel] = {}
         self._asked: tuple[Tokens, float, Decodes] | None = (
             None  # the last one: who predicts a batch often runs it next
         )
@@ -128,13 +127,8 @@ class LatencyModel:
         return bound
 
     def stopping(self, stops: Stops) -> LatencyModel:
-        """The same with the checks of other stops; made once for each."""
-        if stops is self.stops:
-            return self
-        model = self._stopping.get(stops)
-        if model is None:
-            model = self._stopping[stops] = self.bound(pass_tokens=self.pass_tokens, stops=stops)
-        return model
+        """The same with the checks of other stops."""
+        return self if stops is self.stops else self.bound(pass_tokens=self.pass_tokens, stops=stops)
 
     def checks_s(self, passes: int) -> float:
         """Seconds that the checks of so many passes take."""

@@ -233,6 +233,18 @@ def test_a_mistake_is_named_beside_what_is_near_or_allowed(typed):
         assert offered in str(caught.value)
 
 
+def test_a_plus_before_the_choice_of_any_group_changes_nothing():
+    chosen = [
+        "policy=vllm",
+        "workload=chat",
+        "cluster=colocated",
+        "router=least_work",
+        "predictor=poly3",
+        "report=none",
+    ]
+    assert compose([f"+{one}" for one in chosen]) == compose(chosen)
+
+
 def test_an_unknown_name_is_refused_when_a_configuration_is_composed():
     with pytest.raises(ConfigError, match="did you mean 'flowprefill'"):
         compose(["+policy=flowprefil"])
