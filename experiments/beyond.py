@@ -1,4 +1,4 @@
-"""How far each policy is from the best possible: `python -m experiments.beyond` (fifteen minutes on two idle cores).
+"""How far each policy is from the best possible: `python -m experiments.beyond` (half an hour on two idle cores).
 
 Llama-3-8B on A100s. Writes a table of each study to `outputs/beyond/`, where finished runs are kept, so that a second
 call goes on with what is missing; `python -m experiments.beyond --write` only turns those tables into

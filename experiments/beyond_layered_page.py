@@ -102,7 +102,7 @@ def _verdict(table: pd.DataFrame) -> str:
             figures.loc[(model, workload, LAYERED), column] / figures.loc[(model, workload, SMALL), column] - 1.0
             for workload in studies.WORKLOADS
         ]
-        return words(f"{change:+.0%}" for change in changes)
+        return words(_percent(change) for change in changes)
 
     rows = []
     for (model, workload), part in table.groupby(["model", "workload"], sort=False):
@@ -119,6 +119,11 @@ of the dense model by {changed(studies.DENSE, "ttft_s.p50")} and {changed(studie
 best size of each (of 512, 1024 and 2048 tokens, in brackets):
 
 {table_of(heads, rows)}
+
+Layered prefill pays on a mixture of experts, where few sequences decode beside a prompt (documents:
+{figures.loc[(studies.MOE, "documents", LAYERED), "decode.mean_sequences"]:.0f} on average, chats
+{figures.loc[(studies.MOE, "chats", LAYERED), "decode.mean_sequences"]:.0f}) and the slowest tokens count. Where they
+do not, the largest chunks serve as much; the dense model is better off with chunks throughout.
 """.strip()
 
 
@@ -141,7 +146,7 @@ def _frontier(table: pd.DataFrame) -> str:
             for _, one in chunked.iterrows()
             if ((layered["ttft_s.p50"] <= one["ttft_s.p50"]) & (layered["tbt_p99_s"] <= one["tbt_p99_s"])).any()
         ]
-        texts.append(f"{words(beaten) or 'none'} ({model})")
+        texts.append(f"{words(beaten or ['none'])} ({model})")
     return f"""
 Sizes of chunk that some size of group beats in both figures: {"; ".join(texts)}. {_unshown(table)}
 """.strip()
@@ -174,7 +179,7 @@ Seconds that the experts take, and the steps in all, while a prompt of 8192 toke
 Each layer sees the prompt once, and so loads its experts once for it. But in every other step its decodes load what
 they need all the same: with few of them that is little, with 128 it is as much as a chunk of 512 loads. And decodes
 do not ride along any more: in all layers but the group's they read the weights for themselves. A dense model has only
-that second part, which is why chunks are better for it at every size; the paper says the same of its dense model.
+that second part, which is why chunks are better for it at every size; so they are for the paper's dense model, below.
 The profiles take routing as uniform, so that 16, 64 and 128 tokens reach {_coverage(16)}, {_coverage(64)} and
 {_coverage(128)} of the experts; in the paper's table 1 (as notes on it quote it) they reach less than 50 %, less
 than 70 % and 86 %. Decodes are thus dearer here than there, and layered prefill gains less.
@@ -217,4 +222,4 @@ def _dense(documents: pd.DataFrame) -> str:
 
 
 def _percent(share: float) -> str:
-    return "" if math.isnan(share) else f"{share:+.0%}"
+    return "" if math.isnan(share) else f"{share:+.0%}".replace("-0%", "0%").replace("+0%", "0%")

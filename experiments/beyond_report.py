@@ -33,6 +33,7 @@ def write(folder: Path, docs: Path = DOCS) -> None:
     bound = _bounds(tables["bounds"])
     save(shares(_pivot(tables["scenarios"]), bound), docs / "img" / "beyond_share.png")
     save(causes(tables["misses"]), docs / "img" / "beyond_causes.png")
+    save(suspension_report.figure(tables), docs / "img" / suspension_report.FIGURE)
     save(frontier_figure(tables["layered_frontier"]), docs / "img" / "beyond_layered.png")
     sections = [
         _opening(folder),
@@ -103,7 +104,8 @@ def _best_possible(tables: dict[str, pd.DataFrame], bound: pd.DataFrame) -> str:
 Without batching this is the preemptive single-machine maximum of on-time jobs (Lawler, Annals of Operations Research
 26, 1990), taken as a linear program over the intervals that ask for more work than they have time (`flowsim/bound.py`);
 small cases are proved by brute force in `tests/test_bound.py`. *Any schedule* also gives every token the rate of the
-best batch there is, which no real schedule reaches. A bound on 5000 requests takes about a second.
+best batch there is, which no real schedule reaches. A bound on 5000 requests takes about a second;
+`task.bound=true` puts it beside any goodput ([studies.md](studies.md)).
 
 {table_of(heads, rows)}
 """

@@ -11,9 +11,13 @@ from typing import NamedTuple
 from flowsim.core import Batch, Part
 from flowsim.names import unknown
 from flowsim.policy import CONSULTS, Policy, Polling
+from flowsim.timeline import Stops
 from flowsim.view import InstanceView
 
 __all__ = ["Breach", "answer_breach", "batch_breach", "idle_breach", "left_breach", "policy_breach"]
+
+
+TO_THE_END = "where batches run to their ends (cluster.async_steps=1, or cluster.expert_parallel)"
 
 
 class Breach(NamedTuple):
@@ -23,18 +27,16 @@ class Breach(NamedTuple):
     allowed: str
 
 
-def policy_breach(policy: Policy, *, plans_ahead: bool) -> Breach | None:
-    """A policy that says something of itself which the executor cannot follow."""
+def policy_breach(policy: Policy, *, pausable: bool) -> Breach | None:
+    """A policy that says something of itself which the executor cannot follow, such as stops where none are made."""
     consult, admit = getattr(policy, "consult", "events"), getattr(policy, "admit", None)
     if not isinstance(consult, Polling) and consult not in CONSULTS:
         return Breach(f"says {unknown('consult', consult, CONSULTS)}", "these, or a Polling")
     if admit is not None and not callable(admit):
         return Breach(f"has admit {admit!r:.60}", "a function admit(view, job) -> bool")
-    if plans_ahead and (policy.stops.operators or consult != "events"):
+    if not pausable and (policy.stops.operators or consult != "events"):
         did = f"stops at {policy.stops.value} and is consulted at {consult}"
-        return Breach(
-            did, "stops=pass or request and consult=events where batches are planned ahead, or cluster.async_steps=0"
-        )
+        return Breach(did, f"stops=pass or request and consult=events {TO_THE_END}")
     return None
 
 
@@ -57,13 +59,17 @@ def batch_breach(batch: Batch, view: InstanceView) -> Breach | None:
     waiting, parts, layers = view.waiting.by_id, batch.parts, batch.layers
     done_layers = 0
     if layers is not None:
+        if type(layers) is not range:
+            return Breach(f"chose layers {layers!r:.60}", "a range of them, such as range(0, 8), or None for all")
         done_layers = layers.start
         if layers.step != 1 or not 0 <= done_layers < layers.stop <= view.layers:
             return Breach(f"chose layers {layers}", f"a range within the model's {view.layers} layers")
         if not parts:
             return Breach("chose layers for decodes alone, which go through all", "layers=None")
-    if batch.stops is not None and (batch.decodes or layers is not None):
-        return Breach("gave stops to a batch that decodes, or goes through some layers only", "stops=None")
+    if batch.stops is not None:
+        breach = _stops_breach(batch, batch.stops, view)
+        if breach is not None:
+            return breach
     for part in parts:
         if type(part) is not Part or type(part.tokens) is not int:
             return Breach(f"made a batch of {parts!r:.80}", "Part(job, tokens) with whole tokens")
@@ -88,6 +94,17 @@ def batch_breach(batch: Batch, view: InstanceView) -> Breach | None:
         f"batches that fit: ask view.fits(parts) first (at most {view.max_batches} batches and "
         f"{view.max_sequences:g} sequences under way)",
     )
+
+
+def _stops_breach(batch: Batch, stops: Stops, view: InstanceView) -> Breach | None:
+    """A batch whose own stops are none, or that cannot have them."""
+    if type(stops) is not Stops:
+        return Breach(f"gave a batch the stops {stops!r:.60}", "a member of flowsim.Stops, or None for its policy's")
+    if batch.decodes or batch.layers is not None:
+        return Breach("gave stops to a batch that decodes, or goes through some layers only", "stops=None")
+    if stops.operators and not view.pausable:
+        return Breach(f"gave a batch stops at {stops.value}", f"none within a pass {TO_THE_END}")
+    return None
 
 
 def idle_breach(view: InstanceView) -> Breach | None:

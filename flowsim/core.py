@@ -244,25 +244,28 @@ class Batch:
         layers: range | None = None,
         stops: Stops | None = None,
     ) -> None:
-        self.parts = parts = tuple(parts)
-        self.decodes = decodes = tuple(decodes)
         self.layers = layers
         self.stops = stops
         self.number = -1
-        tokens = len(decodes)
         try:
+            self.parts = parts = tuple(parts)
+            self.decodes = decodes = tuple(decodes)
+            tokens = len(decodes)
             for part in parts:
                 tokens += part.tokens
             head = parts[0].job if parts else decodes[0]
+            self.tokens = tokens
+            self.id = head.id
+            self.arrival_s = head.arrival_s
+            self.slo_s = head.slo_s
+            self.deadline_s = head.deadline_s
         except IndexError:
             raise PolicyError("a batch needs at least one part or decode; answer None to run nothing") from None
-        except (AttributeError, TypeError):
-            raise PolicyError(f"a batch is made of Part(job, tokens) with whole tokens; got {parts!r:.80}") from None
-        self.tokens = tokens
-        self.id = head.id
-        self.arrival_s = head.arrival_s
-        self.slo_s = head.slo_s
-        self.deadline_s = head.deadline_s
+        except (AttributeError, TypeError) as error:
+            made = f"Batch({parts!r:.80}, {decodes!r:.80})"
+            raise PolicyError(
+                f"a batch is made of parts, Part(job, tokens), and of jobs that decode; got {made}"
+            ) from error
 
     def begin(self, number: int, since_s: float, switch_s: float) -> None:
         """It starts now."""

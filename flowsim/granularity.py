@@ -7,7 +7,7 @@ from itertools import islice
 
 from flowsim.core import Batch, Job
 from flowsim.names import unknown
-from flowsim.policy import Policy, Polling, View, slack_edf
+from flowsim.policy import Policy, Polling, View, check_is_policy, slack_edf
 from flowsim.timeline import INSTANT_S, Stops
 
 __all__ = ["AdaptiveStops", "expected_flags"]
@@ -34,10 +34,11 @@ class AdaptiveStops:
         densest: the densest stops that a batch may get; `Stops` or its name.
 
     Raises:
-        ValueError: an unknown name, or `densest` is sparser than the policy's stops.
+        ValueError: `within` is no policy, an unknown name, or `densest` is sparser than the policy's stops.
     """
 
     def __init__(self, within: Policy, densest: Stops | str = "operator") -> None:
+        check_is_policy(within)
         names = [stops.value for stops in Stops]
         if not isinstance(densest, Stops) and densest not in names:
             raise ValueError(unknown("policy.densest", densest, names))

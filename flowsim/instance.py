@@ -80,8 +80,10 @@ class Instance:
         self.ended = ended
         self.prefilled = prefilled
         limits = {"max_batches": max_batches, "max_sequences": max_sequences}
-        profile = latency.profile
-        self.view = InstanceView(predictor, kv, latency, layers=profile.layers, request_s=profile.request_s, **limits)
+        profile, pausable = latency.profile, not async_steps and group is None
+        self.view = InstanceView(
+            predictor, kv, latency, layers=profile.layers, request_s=profile.request_s, pausable=pausable, **limits
+        )
         self.slowest = slowest
         self.stage = stage(self)
         self._plans_ahead = async_steps > 0
@@ -92,9 +94,7 @@ class Instance:
         self._select = policy.select
         self._idles = bool(getattr(policy, "idles", False))
         self._admit: Callable[[View, Job], bool] | None = getattr(policy, "admit", None)
-        breach = policy_breach(policy, plans_ahead=self._plans_ahead)
-        if breach is not None:
-            raise PolicyError(f"{type(policy).__name__} {breach.did}. Allowed: {breach.allowed}.")
+        self._must_not(policy_breach(policy, pausable=pausable))
         consult = getattr(policy, "consult", "events")
         self._poller = Poller(env, consult.period_s, self._poll) if isinstance(consult, Polling) else None
         self._at_stops = consult == "stops"
@@ -194,7 +194,7 @@ class Instance:
                 self._must_not(idle_breach(view))
         elif self._plans_ahead:
             self._plan(running)
-        elif self.flagged_for is None and not self._at_stops:  # no second signal while stopping
+        elif self.flagged_for is None and view.pausable and not self._at_stops:  # no second signal while stopping
             answer = self._ask()
             if answer is not running:
                 self._flag(running, answer)

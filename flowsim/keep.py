@@ -69,7 +69,7 @@ class Keeper:
         log.segments.kept = _adding(log.segments, self.totals.add_segments, self._of_sampled_batches)
         log.batches.kept = _adding(log.batches, self.totals.add_batches, self._of_sampled_requests)
         log.preemptions.kept = _adding(log.preemptions, self.totals.add_preemptions, _none)
-        log.kv.kept = lambda cells: cells[:0]
+        log.kv.kept = log.layers.kept = log.stops.kept = lambda cells: cells[:0]
 
     def tables(self, made: Mapping[str, Columns]) -> KeptTables:
         """Of the tables of a run those that are kept; the sampled requests are taken out of `requests`."""

@@ -21,7 +21,7 @@ from flowsim.timeline import INSTANT_S, Stops
 
 __all__ = [
     "ComposedPolicy", "InteractiveFirst", "Pauses", "Policy", "Polling", "View",
-    "arrival", "deadline", "hopeless", "shortest", "slack_edf", "suspended_at_most",
+    "arrival", "check_is_policy", "deadline", "hopeless", "shortest", "slack_edf", "suspended_at_most",
 ]  # fmt: skip
 
 Work = Job | Batch
@@ -77,6 +77,21 @@ class Policy(Protocol):
     @property
     def stops(self) -> Stops: ...
     def select(self, view: View) -> Batch | None: ...
+
+
+def check_is_policy(given: object) -> None:
+    """Refuses what is none.
+
+    Raises:
+        ValueError: it has no `stops` or no `select`, or is the class of a policy.
+    """
+    has_both = isinstance(getattr(given, "stops", None), Stops) and callable(getattr(given, "select", None))
+    if isinstance(given, str):
+        hint = "; for a shipped one: flowsim.config.build(compose(['policy=NAME'])).policy"
+    else:
+        hint = f"; give an object of the class: {given.__name__}(...)" if isinstance(given, type) else ""
+    if hint or not has_both:
+        raise ValueError(f"{given!r:.80} is no policy: it needs `stops`, a member of Stops, and `select(view)`{hint}")
 
 
 class Batching(Protocol):

@@ -15,11 +15,10 @@ from flowsim.keep import ALL, Keeper
 from flowsim.latency import Exact, LatencyModel, Predictor
 from flowsim.log import Log
 from flowsim.metrics import Result
-from flowsim.policy import Policy
+from flowsim.policy import Policy, check_is_policy
 from flowsim.pool import Cluster, Pool
 from flowsim.router import RoundRobin, Router
 from flowsim.source import LATEST_S, Arrivals, Source, SourceArrivals
-from flowsim.timeline import Stops
 
 __all__ = ["simulate"]
 
@@ -72,7 +71,7 @@ def simulate(
     """
     cluster = Cluster.of(cluster or Pool())
     for one in (policy, *(pool.policy or policy for pool in cluster.pools.values())):
-        _check_policy(one)
+        check_is_policy(one)
     _check_run(seed, horizon_s, warmup_s, cooldown_s)
     if not isinstance(requests, Sequence) and not hasattr(requests, "after"):
         raise ValueError(f"requests is a {type(requests).__name__}; it must be a list of requests, or a source")
@@ -155,12 +154,6 @@ def _watched(
     if progress is not None:
         progress(len(log.requests), env.now_s)
     return stop is not None and stop()
-
-
-def _check_policy(policy: Policy) -> None:
-    if not isinstance(getattr(policy, "stops", None), Stops) or not callable(getattr(policy, "select", None)):
-        hint = "; for a shipped one: flowsim.config.build(compose(['policy=NAME'])).policy" * isinstance(policy, str)
-        raise ValueError(f"{policy!r:.80} is no policy: it needs `stops`, a member of Stops, and `select(view)`{hint}")
 
 
 def _check_run(seed: int, horizon_s: float, warmup_s: float, cooldown_s: float) -> None:

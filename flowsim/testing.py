@@ -113,8 +113,9 @@ def make_view(
     latency = latency or _a100()
     kv = KVPool(kv_blocks)
     profile = latency.profile
-    limits = {"max_batches": max_batches, "layers": profile.layers}
-    view = InstanceView(Exact(latency), kv, latency, request_s=profile.request_s, **limits)
+    view = InstanceView(
+        Exact(latency), kv, latency, max_batches=max_batches, layers=profile.layers, request_s=profile.request_s
+    )
     view.now_s = now_s
     for job in waiting:
         if job.done_tokens:

@@ -34,7 +34,8 @@ class InstanceView:
     making room for what runs next a sequence lost its KV to the growth of others.
     `arrived` are the latest requests that came here, at most `ARRIVED`, the oldest first, wherever they are now.
     `request_s` are the seconds of a first token that hold no GPU: work that ends at t is seen at t + request_s.
-    `layers` are the model's.
+    `layers` are the model's. `pausable` is False where a batch that runs goes to its end whatever the policy says, as
+    batches are planned ahead, or ranks step together.
     """
 
     __slots__ = (
@@ -49,6 +50,7 @@ class InstanceView:
         "max_batches",
         "max_sequences",
         "now_s",
+        "pausable",
         "request_s",
         "running",
         "sequences",
@@ -66,6 +68,7 @@ class InstanceView:
         max_sequences: float = math.inf,
         layers: int = 1,
         request_s: float = 0.0,
+        pausable: bool = True,
     ) -> None:
         self.now_s = 0.0
         self.arrived: deque[Job] = deque(maxlen=ARRIVED)
@@ -76,6 +79,7 @@ class InstanceView:
         self.sequences = 0
         self.evicted = False
         self.layers = layers
+        self.pausable = pausable
         self.max_batches = max_batches
         self.max_sequences = max_sequences
         self._hardware = hardware
@@ -137,7 +141,7 @@ class InstanceView:
         """What a batch of these parts would pay for these stops, and how soon it could then be stopped.
 
         Of the profile of its operators, which predictions that err do not change. With several ranks a batch stops one
-        stop later, at a barrier.
+        stop later, at a barrier. Where no batch can be paused, whatever comes waits for the end.
 
         Raises:
             ValueError: the view was made without hardware.
@@ -146,9 +150,12 @@ class InstanceView:
         if hardware is None:
             raise ValueError("this view knows no operators; make it with InstanceView(predictor, kv, latency)")
         timeline = hardware.timeline([(part.tokens, part.job.done_tokens) for part in parts])
+        checks_s = hardware.stopping(stops).checks_s(len(timeline.passes))
+        if not self.pausable:
+            return Pauses(checks_s, timeline.mean_wait_s(Stops.REQUEST))
         meets = hardware.tp > 1 and bool(stops.operators)
         wait_s = timeline.mean_wait_s(stops, passed=int(meets)) + (hardware.barrier_s if meets else 0.0)
-        return Pauses(hardware.stopping(stops).checks_s(len(timeline.passes)), wait_s)
+        return Pauses(checks_s, wait_s)
 
     def fits(self, parts: Sequence[Part], decodes: Sequence[Job] = ()) -> bool:
         """Whether a batch of these may start now: its KV blocks are free, and a batch slot and sequence slots are.

@@ -98,7 +98,7 @@ ONLY = {
     "granularity": {"core", "names", "policy", "timeline"},
     "feasible": {"core", "names", "policy", "queue", "timeline"},
     "bound": {"core", "latency", "names", "timeline"},
-    "contract": {"core", "names", "policy", "view"},
+    "contract": {"core", "names", "policy", "timeline", "view"},
     "lockstep": {"core", "events"},
     "record": {"core", "log", "timeline"},
     "stage": {"core", "kv", "latency", "log", "record", "timeline", "view"},

@@ -182,6 +182,15 @@ def test_the_command_shows_the_bound_of_each_cell_of_a_grid(tmp_path):
     assert (tmp_path / "goodput.png").is_file()
 
 
+def test_with_a_target_of_each_class_the_bound_is_said_to_be_of_all_requests(tmp_path):
+    command = ("task=goodput", "task.bound=true", "task.per_class=true", "task.precision=0.2", "task.seeds=[0]")
+    done = flowsim_command(tmp_path, *command, "task.jobs=1", "report=plots", *SMALL)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "goodput.json").read_text())
+    assert found["goodput_rps"] <= found["bound_rps"]
+    assert "any schedule, of all requests: at most" in done.stdout
+
+
 def test_a_mistyped_bound_is_named(tmp_path):
     done = flowsim_command(tmp_path, "task=goodput", "task.bound=7")
     assert (done.returncode, done.stdout) == (2, "")

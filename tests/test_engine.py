@@ -320,6 +320,25 @@ def test_a_policy_that_stops_inside_passes_cannot_be_planned_ahead():
         served([], policy=ComposedPolicy("arrival", Alone(), "operator"), async_steps=1)
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_ranks_that_share_experts_run_each_step_to_its_end_whatever_comes_meanwhile(ahead):
+    moe = LatencyModel(load_profile("qwen3-30b-a3b", "rtxpro6000"))
+    link = Link(latency_s=4e-5, bytes_per_s=16e9)
+    cluster = Pool(decode="here", instances=2, async_steps=ahead, expert_parallel=True, collective=link)
+    requests = [
+        Request(id=n, arrival_s=0.01 * n, prompt_tokens=4000 - 90 * n, output_tokens=9, ttft_slo_s=9.0 - 0.2 * n)
+        for n in range(40)
+    ]
+    policy = ComposedPolicy("slack_edf", TokenBudget(2048), "pass")
+    eager = ComposedPolicy("slack_edf", Alone(), "pass")
+    for own in (policy, eager):
+        result = simulate(requests, policy=own, latency=moe, cluster=cluster)
+        check_result(result, cluster.hardware(moe))
+        assert result.summary()["preemptions"]["count"] == 0
+    with pytest.raises(PolicyError, match="expert_parallel"):
+        simulate([], policy=ComposedPolicy("arrival", Alone(), "operator"), latency=moe, cluster=cluster)
+
+
 def test_equal_contexts_cost_no_skew_and_unequal_ones_what_the_longest_is_beyond_the_mean():
     plain, skewed = (LatencyModel(PRO.profile, decode_skew=skew) for skew in (0.0, 0.5))
     even, uneven = Decodes(4, 4000, 1000), Decodes(4, 4000, 3000)

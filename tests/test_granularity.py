@@ -21,7 +21,7 @@ from flowsim.granularity import AdaptiveStops, expected_flags
 from flowsim.latency import Exact
 from flowsim.metrics import Result
 from flowsim.policy import hopeless
-from flowsim.pool import Pool
+from flowsim.pool import Link, Pool
 from flowsim.predictor import Noisy, Poly3
 from flowsim.testing import check_policy, make_job, make_view
 from flowsim.timeline import Pass, Timeline
@@ -158,6 +158,56 @@ def test_a_batch_that_decodes_has_no_stops_of_its_own():
     requests = [dataclasses.replace(one, output_tokens=50) for one in workload((0.0, 400), (0.1, 400))]
     with pytest.raises(PolicyError, match=re.escape("gave stops to a batch that decodes")):
         simulate(requests, policy=Wrong(), latency=A100, cluster=Pool(decode="here"))
+
+
+class Answers:
+    """One prompt at a time, in batches that a function makes of it."""
+
+    stops = Stops.PASS
+
+    def __init__(self, make) -> None:
+        self.make = make
+
+    def select(self, view):
+        job = next(iter(view.waiting), None)
+        return view.running or (job and self.make(Part(job, job.left_tokens)))
+
+
+OF_PARTS = "a batch is made of parts, Part(job, tokens), and of jobs that decode; got Batch("
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda part: Batch([part], stops="layer"), "gave a batch the stops 'layer'. Allowed: a member of"),
+        (lambda part: Batch([part], layers=5), "chose layers 5. Allowed: a range of them"),
+        (lambda part: Batch([part], layers=(0, 2)), "chose layers (0, 2). Allowed: a range of them"),
+        (lambda part: Batch([part], Stops.LAYER), f"{OF_PARTS}(Part(job=Job(0"),
+        (lambda part: Batch(part.job), f"{OF_PARTS}Job(0"),
+        (lambda part: Batch([Part(None, part.tokens)]), f"{OF_PARTS}(Part(job=None"),
+    ],
+)
+def test_a_batch_made_of_wrong_things_is_refused_with_what_a_batch_is_made_of(make, said):
+    with pytest.raises(PolicyError, match=re.escape(said)):
+        checked(workload((0.0, 20)), Answers(make), PLAIN)
+
+
+LINK = Link(latency_s=4e-5, bytes_per_s=16e9)
+
+
+@pytest.mark.parametrize("options", [{"async_steps": 1}, {"expert_parallel": True, "collective": LINK}])
+def test_where_batches_run_to_their_ends_none_pays_for_stops_within(options):
+    moe = LatencyModel(load_profile("qwen3-30b-a3b", "rtxpro6000"))
+    requests = [dataclasses.replace(one, output_tokens=9) for one in workload((0.0, 6000), (0.1, 400), (0.2, 9000))]
+    cluster = Pool(decode="here", instances=2, **options)
+    result = simulate(requests, policy=AdaptiveStops(sedf("pass")), latency=moe, cluster=cluster)
+    check_result(result, cluster.hardware(moe))
+    assert set(result.tables["stops"]["stops"].tolist()) == {"pass"}
+    made = Answers(lambda part: Batch([part], stops=Stops.LAYER))
+    with pytest.raises(
+        PolicyError, match=r"gave a batch stops at layer. Allowed: none within a pass where batches run"
+    ):
+        simulate(requests, policy=made, latency=moe, cluster=cluster)
 
 
 # ---------------------------------------------------------------- what stops cost and give
@@ -363,6 +413,21 @@ def test_a_range_of_stops_that_is_none_is_refused_and_a_typo_is_answered_with_wh
         shipped("densest=opertor")
     with pytest.raises(ValueError, match="within"):
         shipped("stops=layer")
+
+
+@pytest.mark.parametrize(
+    ("within", "said"),
+    [
+        (None, "None is no policy: it needs `stops`"),
+        ("flowprefill", "'flowprefill' is no policy: it needs `stops`, .*compose"),
+        (Own, r"is no policy: .*; give an object of the class: Own\(...\)"),
+    ],
+)
+def test_what_is_no_policy_is_refused_with_what_one_needs(within, said):
+    with pytest.raises(ValueError, match=said):
+        AdaptiveStops(within)
+    with pytest.raises(ValueError, match=said):
+        simulate([], policy=within, latency=PLAIN)
 
 
 def test_on_the_shipped_workload_all_kinds_of_stops_are_chosen():

@@ -125,8 +125,14 @@ def test_a_policy_is_tuned_and_the_best_measured_with_seeds_that_did_not_choose_
     assert set(found["best"]) == {"policy.batching.tokens", "policy.batching.reserve", "policy.stops"}
     assert found["held_out"]["seeds"] == [7, 8]
     arguments[arguments.index("task.trials=4")] = "task.trials=5"
-    again = command(tmp_path, *arguments)
+    again = command(tmp_path, *arguments, "task.bound=true")
     assert again.returncode == 0, again.stderr[-3000:]
     more = json.loads((tmp_path / "out/tune.json").read_text())
     assert more["trials"][:4] == found["trials"], "a rerun goes on where it ended"
     assert len(more["trials"]) == 5
+    assert "bound_rps" not in found["held_out"]
+    assert more["held_out"]["goodput_rps"] <= more["held_out"]["bound_rps"]
+    assert "any schedule: at most" in again.stdout
+    refused = command(tmp_path, *arguments, "task.bound=true", "cluster.jitter_sigma=0.1")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "jitter_sigma" in refused.stderr

@@ -118,7 +118,7 @@ def curves(
 
     if not per_class:
         table, by = table.assign(schedule=table.get("policy", "this policy")), "schedule"
-    words = {batching: f"{PLAIN[prefix]}, at most" for prefix, batching in BOUNDS.items()}
+    words = {batching: PLAIN[prefix] + ", all" * per_class + ", at most" for prefix, batching in BOUNDS.items()}
     best = _apart(bounds, key, name)
     best = best[best[attained].notna()]
     columns = [name, "seed", attained, by]
@@ -175,16 +175,17 @@ def bounded(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def bound_words(row: Mapping[str, Any], unit: str) -> list[str]:
     """A line for each bound beside a goodput (`rps`) or an SLO scale (`scale`)."""
+    who = {prefix: text + ", of all requests" * row["per_class"] for prefix, text in PLAIN.items()}
     edge, words, whole = {"rps": ("at most", " req/s", "it"), "scale": ("at least", "", "that strictness")}[unit]
     lines = []
     for bound, value in bounds_of(row, unit).items():
         prefix = bound.removesuffix(f"_{unit}")
         share = row[f"{prefix}_share"]
         if value is None:
-            lines.append(f"{PLAIN[prefix]}: none keeps the target within the bracket")
+            lines.append(f"{who[prefix]}: none keeps the target within the bracket")
             continue
         beyond = row[f"{prefix}_end"] in ("high", "strictest")  # so that the share is too large
-        text = f"{PLAIN[prefix]}: {'beyond' if beyond else edge} {value:.3g}{words}"
+        text = f"{who[prefix]}: {'beyond' if beyond else edge} {value:.3g}{words}"
         if share is not None and not beyond:
             text += f"; this policy reaches {share:.0%} of {whole}{_share_words(row, prefix)}"
         lines.append(text)

@@ -14,11 +14,12 @@ from typing import Any
 
 from rich.console import Console
 
+from flowsim.bounded import checked_boundable
 from flowsim.report import studies as figures
 from flowsim.study.attained import checked_target
 from flowsim.study.cells import checked_seeds
 from flowsim.study.rates import Goodput, goodput
-from flowsim.study.telling import draw, rows_of, studied, write_json
+from flowsim.study.telling import bound_words, bounded, draw, rows_of, studied, write_json
 from flowsim.study.workers import Progress
 
 __all__ = ["Tune"]
@@ -29,10 +30,11 @@ class Tune:
     """Tunes `space`: a key to a list of choices, or to `{low, high}` with `log: true` or a `step`.
 
     Writes `tune.json` (best parameters, goodput before and after, also with held-out seeds), `trials.csv`, `tune.png`
-    and `trials.log`, from which a rerun goes on.
+    and `trials.log`, from which a rerun goes on. With `bound` the held-out goodput of the best stands beside what no
+    schedule exceeds.
 
     Raises:
-        ValueError: Optuna is not installed, or an empty or malformed space.
+        ValueError: Optuna is not installed, an empty or malformed space, or with `bound` a set-up that has none.
     """
 
     space: Mapping[str, Any]
@@ -42,6 +44,7 @@ class Tune:
     seeds: Sequence[int] = (0, 1, 2)
     held_out_seeds: Sequence[int] = (100, 101, 102)
     precision: float = 0.02
+    bound: bool = False
     jobs: int = -1
     backend: str = "loky"
     overrides: Sequence[str] = ()
@@ -58,6 +61,8 @@ class Tune:
 
     def __call__(self, setup: Any, *, title: str, report: Any, folder: Path, quiet: bool) -> int:
         """Tunes; returns how many trials there are."""
+        if self.bound:
+            checked_boundable(setup)
         study = self._study(folder)
         asked = [one for one in study.trials if one.state.is_finished()]
 
@@ -70,7 +75,7 @@ class Tune:
                 if progress is not None:
                     progress(done + 1, self.trials + 2)
             best = {"best": dict(study.best_params), "as it was": {}}
-            found = self._both(best, self.held_out_seeds, folder)
+            found = self._both(best, self.held_out_seeds, folder, bound=self.bound)
             if progress is not None:
                 progress(self.trials + 2, self.trials + 2)
             return found
@@ -93,6 +98,7 @@ class Tune:
                     "ci": [best["goodput_rps_low"], best["goodput_rps_high"]],
                     "goodput_before_rps": was["goodput_rps"],
                     "ci_before": [was["goodput_rps_low"], was["goodput_rps_high"]],
+                    **bounded(best),
                 },
                 "target": self.target,
                 "num_requests": best["num_requests"],
@@ -108,6 +114,7 @@ class Tune:
                 f"best of {len(table)} trials: {words}",
                 f"goodput {study.best_value:.2f} req/s, {before:.2f} as it was",
                 f"with held-out seeds {_words(best)}, {_words(was)} as it was",
+                *bound_words(best, "rps"),
                 f"results in {folder}",
             ):
                 console.print(line, highlight=False, soft_wrap=True)
@@ -130,7 +137,9 @@ class Tune:
             load_if_exists=True,
         )
 
-    def _both(self, chosen: Mapping[str, Mapping[str, Any]], seeds: Sequence[int], folder: Path) -> Goodput:
+    def _both(
+        self, chosen: Mapping[str, Mapping[str, Any]], seeds: Sequence[int], folder: Path, *, bound: bool = False
+    ) -> Goodput:
         return goodput(
             self.overrides,
             {"parameters": chosen},
@@ -138,6 +147,7 @@ class Tune:
             per_class=self.per_class,
             seeds=seeds,
             precision=self.precision,
+            bound=bound,
             folder=folder,
             jobs=self.jobs,
             backend=self.backend,
