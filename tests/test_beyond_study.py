@@ -140,8 +140,8 @@ def test_the_page_has_every_section_and_no_number_is_missing(tables, tmp_path):
     assert f"chunks of 256 on {layered.MOE} do not keep up (median 100 s)" in " ".join(page.split())
     assert "| 2.00 | none |" in page
     text = " ".join(page.split())
-    assert "change FlowPrefill's goodput by +0.0% and +0.0% (Poisson and CV 2)" in text
-    assert "with checks of 200 µs by +1.0% and +1.0% and +1.0% and +1.0%." in text
+    assert "change FlowPrefill's goodput by +0.0 ± 0.0 % and +0.0 ± 0.0 % (Poisson and CV 2)" in text
+    assert "with checks of 200 µs by +1.0 ± 0.0 % and +1.0 ± 0.0 % and +1.0 ± 0.0 % and +1.0 ± 0.0 %." in text
     assert "| 3.00 ± 0.04 |" in page  # 0.9 of 0.3 s and 0.901 of 0.301 s
     for figure in ("beyond_share.png", "beyond_causes.png", "beyond_layered.png", "beyond_suspension.png"):
         assert f"img/{figure}" in page
