@@ -68,8 +68,8 @@ A100s with the
 workload `mixed` unless a row says otherwise. **Goodput** is the highest rate, in requests per second, at which at least
 90 % of all requests meet their TTFT SLO: {beyond.NUM_REQUESTS} requests a run, seeds
 {words(beyond.SEEDS)}, bisected to 1.5 %, run to drain ({beyond.HEADLINE_REQUESTS} requests and
-{len(beyond.HEADLINE_SEEDS)} seeds in the first comparison, {beyond.FOUR_REQUESTS} on four instances). Short
-runs flatter every
+{len(beyond.HEADLINE_SEEDS)} seeds in the first comparison, {beyond.FOUR_REQUESTS} and seeds
+{words(beyond.FOUR_SEEDS)} on four instances). Short runs flatter every
 policy, as the backlog is cut off at their end: compare numbers of one table only.
 
 ```bash
@@ -284,9 +284,10 @@ class keeps its floor, the others each class's attainment at the first.
 
 {table_of(heads, rows)}
 
-Weights (`policy.weights`) raise the floor from {floor["feasible set"]:.2f} to {floor[WEIGHTED]:.2f} req/s, for
-{1.0 - overall[WEIGHTED] / overall["feasible set"]:.1%} of the goodput of all: the long classes are what does not fit,
-and helping them costs more short ones. Ageing by a second deadline is the dear way: late requests that count again take
+Weights (`policy.weights`) bring the long classes forward for
+{1.0 - overall[WEIGHTED] / overall["feasible set"]:.1%} of the goodput of all, as they are what does not fit, and
+helping them costs more short ones; the floor goes from {floor["feasible set"]:.2f} to {floor[WEIGHTED]:.2f} req/s.
+Ageing by a second deadline is the dear way: late requests that count again take
 the time of those that could still be on time, and in overload it feeds on itself.
 """
 
