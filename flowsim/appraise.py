@@ -58,7 +58,7 @@ def bound_table(bounds: Sequence[Bound], on_time: int) -> Table:
     table = _table(f"On time of {requests} requests with an SLO")
     table.add_column("schedule", no_wrap=True)
     for name in ("on time", "share", "policy / it", "load", "took s"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right")
     table.add_row("this policy", str(on_time), _percent(on_time, requests), "", "", "")
     for bound in bounds:
         shares = [_percent(bound.on_time, requests), _percent(on_time, bound.on_time)]
