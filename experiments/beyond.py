@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 import flowsim
-from experiments import beyond_layered, suspension
+from experiments import beyond_layered, beyond_stops, suspension
 from flowsim import LatencyModel, load_profile
 from flowsim.bound import BATCHINGS, goodput_bound
 from flowsim.config import build, compose
@@ -185,23 +184,6 @@ def errors(folder: Path) -> pd.DataFrame:
     )
 
 
-def checks(folder: Path) -> pd.DataFrame:
-    """What checks cost: the ceiling of any adaptive granularity is operator stops whose checks cost nothing."""
-    free = LatencyModel(replace(load_profile("llama3-8b", "a100"), check_s=0.0))
-    cells = {
-        "FlowPrefill, free checks": {"policy": "flowprefill", "latency": free},
-        "feasible set, operator stops, free checks": {
-            "policy": "feasible_set", "policy.stops": "operator", "latency": free
-        },
-    }  # fmt: skip
-    tables = [
-        searched([], {name: cell}, folder, HEADLINE_REQUESTS, seeds=(seed,)).assign(seed=seed)
-        for name, cell in cells.items()
-        for seed in SEEDS
-    ]
-    return pd.concat(tables)
-
-
 def fairness(folder: Path) -> pd.DataFrame:
     """The highest rate at which every class has its 90 %."""
     overall = searched([], FAIR, folder).set_index("policy")
@@ -279,9 +261,10 @@ def misses(_folder: Path) -> pd.DataFrame:
 STUDIES: dict[str, Callable[[Path], pd.DataFrame | None]] = (
     {
         study.__name__: study
-        for study in (headline, scenarios, bounds, replays, misses, instances, fairness, errors, scales, checks)
+        for study in (headline, scenarios, bounds, replays, misses, instances, fairness, errors, scales)
     }
     | suspension.STUDIES
+    | beyond_stops.STUDIES
     | beyond_layered.STUDIES
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from scipy import stats
 
-from experiments import beyond, suspension_report
+from experiments import beyond, beyond_stops, suspension_report
 from experiments.beyond_figures import ALONE, ANY, causes, shares
 from experiments.beyond_layered_page import frontier_figure, section
 from experiments.beyond_markdown import CLOSING, table_of, words, wrapped
@@ -33,6 +33,7 @@ def write(folder: Path, docs: Path = DOCS) -> None:
     bound = _bounds(tables["bounds"])
     save(shares(_pivot(tables["scenarios"]), bound), docs / "img" / "beyond_share.png")
     save(causes(tables["misses"]), docs / "img" / "beyond_causes.png")
+    save(suspension_report.figure(tables), docs / "img" / suspension_report.FIGURE)
     save(frontier_figure(tables["layered_frontier"]), docs / "img" / "beyond_layered.png")
     sections = [
         _opening(folder),
@@ -44,7 +45,7 @@ def write(folder: Path, docs: Path = DOCS) -> None:
         _errors(tables["errors"], tables["scenarios"]),
         _fairness(tables["fairness"]),
         suspension_report.section(tables),
-        _granularity(tables["checks"], tables["headline"]),
+        beyond_stops.section(tables),
         _instances(tables["instances"], bound),
         _causes(tables["misses"]),
         section(tables),
@@ -103,7 +104,8 @@ def _best_possible(tables: dict[str, pd.DataFrame], bound: pd.DataFrame) -> str:
 Without batching this is the preemptive single-machine maximum of on-time jobs (Lawler, Annals of Operations Research
 26, 1990), taken as a linear program over the intervals that ask for more work than they have time (`flowsim/bound.py`);
 small cases are proved by brute force in `tests/test_bound.py`. *Any schedule* also gives every token the rate of the
-best batch there is, which no real schedule reaches. A bound on 5000 requests takes about a second.
+best batch there is, which no real schedule reaches. A bound on 5000 requests takes about a second;
+`task.bound=true` puts it beside any goodput ([studies.md](studies.md)).
 
 {table_of(heads, rows)}
 """
@@ -286,34 +288,6 @@ Weights (`policy.weights`) raise the floor from {floor["feasible set"]:.2f} to {
 {1.0 - overall[WEIGHTED] / overall["feasible set"]:.1%} of the goodput of all: the long classes are what does not fit,
 and helping them costs more short ones. Ageing by a second deadline is the dear way: late requests that count again take
 the time of those that could still be on time, and in overload it feeds on itself.
-"""
-
-
-def _granularity(checks: pd.DataFrame, headline: pd.DataFrame) -> str:
-    free = checks.groupby("policy").goodput_rps.mean()
-    seen = headline[headline.scenario == "Poisson"]
-    seen = seen[seen.seed.isin(beyond.SEEDS)].groupby("policy").goodput_rps.mean()
-    rows = [
-        ["FlowPrefill", *(f"{seen[name]:.2f}" for name in ("FlowPrefill", "FlowPrefill, layer stops")),
-         f"{free['FlowPrefill, free checks']:.2f}"],
-        ["feasible set", *(f"{seen[name]:.2f}" for name in ("feasible set, operator stops", "feasible set")),
-         f"{free['feasible set, operator stops, free checks']:.2f}"],
-    ]  # fmt: skip
-    return f"""
-## How dense should stops be
-
-A policy that chose its stops batch by batch, dense where they help and sparse where they only cost, could at
-best have operator stops
-and pay for no check. That ceiling, against the shipped granularities (Poisson; seeds {words(beyond.SEEDS)} of
-the first comparison, so that all is of
-the same {beyond.HEADLINE_REQUESTS} requests):
-
-{table_of(["policy", "operator stops", "layer stops", "operator stops, free checks"], rows)}
-
-What is left above layer stops is within the precision of the search. Adaptive granularity was therefore not built: no
-rule could win more than this. It would need stops that are a batch's and not its policy's: timelines of one latency
-model under several granularities, a predictor that knows which, and law 9 of [invariants.md](invariants.md) read from a
-column of `batches.csv`.
 """
 
 

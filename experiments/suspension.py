@@ -244,9 +244,12 @@ def main() -> None:
     for name, study in STUDIES.items():
         tables[name] = study(folder)
         tables[name].to_csv(folder / f"{name}.csv", index=False)
-    from experiments.suspension_report import section
+    from experiments.beyond_markdown import wrapped
+    from experiments.suspension_report import FIGURE, figure, section
+    from flowsim.report.style import save
 
-    print(section(tables))
+    save(figure(tables), folder / FIGURE)
+    print(wrapped(section(tables)))
 
 
 if __name__ == "__main__":

@@ -6,16 +6,52 @@ import math
 from collections.abc import Mapping
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from experiments import suspension
 from experiments.beyond_markdown import table_of
+from flowsim.report.style import PAGE_IN, drawn, figure_of, legend_above, looks
 from flowsim.study.attained import half_width
 
-__all__ = ["section"]
+__all__ = ["FIGURE", "figure", "section"]
+
+FIGURE = "beyond_suspension.png"
 
 CLASSES = suspension.CLASSES
 SHOWN = ("`mixed`, 6 req/s", "`mixed`, 10 req/s", "10 req/s, at most 8 batches under way")
 TIGHT = "equal prompts, SLO 0.15 s, just above"
+DRAWN = ("`mixed`, 6 req/s", "`mixed`, 10 req/s", "`mooncake`, 1.2 req/s", TIGHT)
+
+
+@drawn
+def figure(tables: Mapping[str, pd.DataFrame]) -> Figure:
+    """The mean TTFT by bound, as a share of that without one, where suspension is most of it and where it is not."""
+    held, newest, orders, _ = (tables[name] for name in suspension.STUDIES)
+    of_three = held[held.policy.str.startswith("3 ")]
+    lines = {
+        "held back while three decode": of_three.assign(at=of_three.policy.str[2:].astype(float)),
+        "newest first, load 0.95": newest[newest.load.astype(float) == 0.95].assign(at=newest.policy.astype(float)),
+        **{
+            f"FlowPrefill: {name.replace('`', '').removesuffix(', just above')}": of.assign(
+                at=of["policy.max_suspend_s"]
+            )
+            for name, of in orders.groupby("condition", sort=False)
+            if name in DRAWN
+        },
+    }
+    limits_s = sorted(suspension.LIMITS_S)
+    found = figure_of(PAGE_IN, 0.36)
+    axes = found.subplots()
+    for name, look in looks(lines).items():
+        means = lines[name].pivot(index="seed", columns="at", values="ttft_s.mean")
+        shares = [100.0 * (means[limit_s] / means[math.inf]).mean() for limit_s in limits_s]
+        axes.plot(range(len(limits_s)), shares, look.marker, linestyle=look.line, color=look.colour, label=name)
+    axes.set_xticks(range(len(limits_s)), [f"{_limit(limit_s)}" for limit_s in limits_s])
+    axes.set(xlabel="longest suspension allowed", ylabel="mean TTFT, % of that\nwithout a bound", yscale="log")
+    axes.set_yticks([40, 60, 100, 200, 400], ["40", "60", "100", "200", "400"])
+    axes.set_yticks([], minor=True)
+    legend_above(found)
+    return found
 
 
 def section(tables: Mapping[str, pd.DataFrame]) -> str:
@@ -34,6 +70,8 @@ cost? `python -m experiments.suspension` makes these tables alone.
 A TTFT is time queued, running and suspended. A bound takes from the last, and what is let go on makes others wait
 instead; what it
 can repair is little wherever little of all TTFT is suspension (the column *suspended*).
+
+![Mean TTFT by bound](img/{FIGURE})
 
 **Held back while others decode.** The pull request's rule suspends a prefill while many sequences decode, for
 nobody more

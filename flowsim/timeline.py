@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 __all__ = ["INSTANT_S", "OPERATORS", "Iterations", "Pass", "Stop", "Stops", "Timeline"]
@@ -166,11 +167,13 @@ class Timeline:
 def _mean_wait_s(ends_s: list[float], passed: int) -> float:
     """Mean seconds to the stop after `passed` more, where a stretch that repeats has stops at `ends_s`, the last one
     being its length."""
-    gaps_s = [end_s - before_s for before_s, end_s in zip([0.0, *ends_s], ends_s, strict=False)]
+    gaps_s = [end_s - before_s for before_s, end_s in pairwise([0.0, *ends_s])]
     waits_s = 0.0
     for place, gap_s in enumerate(gaps_s):
-        later_s = sum(gaps_s[(place + more) % len(gaps_s)] for more in range(1, passed + 1))
-        waits_s += gap_s * (0.5 * gap_s + later_s)
+        wait_s = 0.5 * gap_s
+        for later in range(place + 1, place + 1 + passed):
+            wait_s += gaps_s[later % len(gaps_s)]
+        waits_s += gap_s * wait_s
     return waits_s / ends_s[-1]
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from experiments import beyond, suspension
 from experiments import beyond_layered as layered
+from experiments import beyond_stops as stops
 from experiments.beyond_report import write
 
 CLASSES = {"text": 0.97, "image": 1.0, "search": 0.65, "file": 0.6}
@@ -77,11 +78,29 @@ def suspension_tables():
     }
 
 
+def stops_tables():
+    """Made-up tables of adaptive stops, a hundredth ahead of layers where checks are dear."""
+    cells = [(name, check) for check in stops.CHECKS for name in stops.POLICIES] + [
+        (name, "free") for name in stops.FREE
+    ]
+    ahead = {(stops.ADAPTIVE, "200 µs"), (stops.FEASIBLE_ADAPTIVE, "200 µs")}
+    return {
+        "adaptive": [
+            {"scenario": scenario, "seed": seed, "policy": name, "check": check,
+             "goodput_rps": (12.0 + seed) * (1.01 if (name, check) in ahead else 1.0)}
+            for scenario in stops.SCENARIOS for seed in stops.SEEDS for name, check in cells
+        ],
+        "adaptive_chosen": [
+            {"check": check, "prompt": prompt, "stops": one, "batches": 20}
+            for check in stops.CHECKS for prompt in stops.SIZES for one in ("pass", "layer")
+        ],
+    }  # fmt: skip
+
+
 @pytest.fixture
 def tables(tmp_path):
     """A folder of made-up tables, of the form that the studies have."""
     bounded = [*beyond.SCENARIOS, *(f"SLO x {scale:g}" for scale in beyond.SCALES), "4 instances"]
-    free = ("FlowPrefill, free checks", "feasible set, operator stops, free checks")
     made = (
         {
             "headline": [
@@ -99,10 +118,10 @@ def tables(tmp_path):
             "fairness": rows(beyond.FAIR, per_class_rps=9.5),
             "errors": [row for sigma in beyond.SIGMAS for row in rows(beyond.CAUTIOUS, sigma=sigma)],
             "scales": [row for scale in beyond.SCALES for row in rows(beyond.TWO, slo_scale=scale)],
-            "checks": [row for seed in beyond.SEEDS for row in rows(free, seed=seed)],
         }
         | layered_tables()
         | suspension_tables()
+        | stops_tables()
     )
     assert made.keys() == beyond.STUDIES.keys()
     for name, table in made.items():
@@ -120,8 +139,11 @@ def test_the_page_has_every_section_and_no_number_is_missing(tables, tmp_path):
     assert "| Poisson | 20.0 | 20.0 | 75% | 85% |" in page  # 15 and 17 of 20
     assert f"chunks of 256 on {layered.MOE} do not keep up (median 100 s)" in " ".join(page.split())
     assert "| 2.00 | none |" in page
+    text = " ".join(page.split())
+    assert "change FlowPrefill's goodput by +0.0 ± 0.0 % and +0.0 ± 0.0 % (Poisson and CV 2)" in text
+    assert "with checks of 200 µs by +1.0 ± 0.0 % and +1.0 ± 0.0 % and +1.0 ± 0.0 % and +1.0 ± 0.0 %." in text
     assert "| 3.00 ± 0.04 |" in page  # 0.9 of 0.3 s and 0.901 of 0.301 s
-    for figure in ("beyond_share.png", "beyond_causes.png", "beyond_layered.png"):
+    for figure in ("beyond_share.png", "beyond_causes.png", "beyond_layered.png", "beyond_suspension.png"):
         assert f"img/{figure}" in page
         assert (tmp_path / "docs" / "img" / figure).stat().st_size > 0
 

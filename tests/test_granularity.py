@@ -25,6 +25,7 @@ from flowsim.pool import Link, Pool
 from flowsim.predictor import Noisy, Poly3
 from flowsim.testing import check_policy, make_job, make_view
 from flowsim.timeline import Pass, Timeline
+from flowsim.workload import mixed
 
 A100 = LatencyModel(load_profile("llama3-8b", "a100"))
 PLAIN = toy_latency(1.0)  # a token takes a second, in two layers of five equal operators
@@ -313,6 +314,18 @@ def test_free_checks_are_made_at_every_operator_and_dear_ones_nowhere():
         for waiting in (jobs, jobs[:1], jobs[1:]):
             assert chosen(AdaptiveStops(sedf("layer")), waiting=waiting, latency=latency) == Stops(stops)
     assert chosen(shipped(), waiting=jobs, latency=latency) is Stops.PASS
+
+
+@pytest.mark.parametrize(("check_s", "stops"), [(0.0, "operator"), (0.05, "layer")])
+def test_with_free_and_with_very_dear_checks_a_run_is_that_of_the_densest_and_of_the_sparsest_stops(check_s, stops):
+    latency = LatencyModel(dataclasses.replace(A100.profile, check_s=check_s))
+    requests = mixed(rate_rps=5.0, num_requests=150, seed=2)
+    own = checked(requests, AdaptiveStops(sedf("layer")), latency)
+    plain = checked(requests, sedf(stops), latency)
+    assert own.segments.equals(plain.segments)
+    assert own.preemptions.equals(plain.preemptions)
+    if stops == "layer":  # predictions, and what an idle instance would take, are those of the policy's own stops
+        assert own.requests.equals(plain.requests)
 
 
 def test_what_nothing_will_be_due_before_has_no_checks_and_what_gives_way_often_has_many():

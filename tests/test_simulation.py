@@ -25,6 +25,22 @@ from flowsim import (
 from flowsim.granularity import AdaptiveStops
 from flowsim.workload import mixed
 
+
+class EachItsOwn:
+    """S-EDF whose batches take turns in having stops of each kind, and their policy's."""
+
+    stops = Stops.LAYER
+
+    def __init__(self):
+        self.within = ComposedPolicy("slack_edf", SLOAware(300), "layer")
+
+    def select(self, view):
+        batch = self.within.select(view)
+        if batch is not None and batch.number < 0:
+            batch.stops = (*Stops, None)[batch.id % 6]
+        return batch
+
+
 POLICIES = {
     "fcfs": lambda: ComposedPolicy("arrival", Alone(), "request"),
     "chunked": lambda: ComposedPolicy("arrival", TokenBudget(200), "pass"),
@@ -33,6 +49,7 @@ POLICIES = {
         for stops in Stops
     },
     "adaptive": lambda: AdaptiveStops(ComposedPolicy("slack_edf", SLOAware(300), "pass")),
+    "each_its_own": lambda: EachItsOwn(),
 }
 
 OVERHEADS = [{}, {"pass_s": 0.5, "request_s": 0.25, "check_s": 0.01, "switch_s": 0.125}]
