@@ -45,7 +45,7 @@ class UpperBound:
         on_time = int(((of["met_slo"] == True) & of["measured"]).sum())  # noqa: E712 (None is neither)
         bounds = [bound_of(setup, measured(setup), batching) for batching in BATCHINGS]
         figures = [asdict(bound) | {"attainment": bound.attainment} for bound in bounds]
-        text = json.dumps({"policy_on_time": on_time, "bounds": figures}, indent=2)
+        text = json.dumps({"policy_on_time": on_time, "bounds": figures}, indent=2, allow_nan=False)
         (folder / "bound.json").write_text(text + "\n", encoding="utf-8")
         if not quiet:
             Console(markup=False).print(bound_table(bounds, on_time))
@@ -58,11 +58,12 @@ def bound_table(bounds: Sequence[Bound], on_time: int) -> Table:
     table = _table(f"On time of {requests} requests with an SLO")
     table.add_column("schedule", no_wrap=True)
     for name in ("on time", "share", "policy / it", "load", "took s"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right")
     table.add_row("this policy", str(on_time), _percent(on_time, requests), "", "", "")
     for bound in bounds:
         shares = [_percent(bound.on_time, requests), _percent(on_time, bound.on_time)]
-        table.add_row(NAMES[bound.batching], str(bound.on_time), *shares, f"{bound.load:.2f}", f"{bound.wall_s:.1f}")
+        load = "-" if bound.load is None else f"{bound.load:.2f}"
+        table.add_row(NAMES[bound.batching], str(bound.on_time), *shares, load, f"{bound.wall_s:.1f}")
     return table
 
 

@@ -48,7 +48,7 @@ class Bound:
     """At most `on_time` of `requests` (those with a TTFT SLO) can be on time; `wall_s` real seconds to find out.
 
     `impossible` of them are late even alone on an idle instance. `load` is the least GPU seconds of all requests over
-    the seconds from first to last arrival, of all instances.
+    the seconds from first to last arrival, of all instances; None where these are the same moment.
     """
 
     batching: str
@@ -57,7 +57,7 @@ class Bound:
     requests: int
     on_time: int
     impossible: int
-    load: float
+    load: float | None
     rounds: int
     intervals: int
     wall_s: float
@@ -116,7 +116,7 @@ def on_time_bound(
         requests=len(having_slo),
         on_time=on_time,
         impossible=int((~possible).sum()),
-        load=float(busy_s.sum()) / (span_s * instances) if span_s else math.nan,
+        load=float(busy_s.sum()) / (span_s * instances) if span_s else None,
         rounds=program.rounds,
         intervals=len(program.intervals),
         wall_s=perf_counter() - began_s,

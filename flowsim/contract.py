@@ -76,6 +76,9 @@ def batch_breach(batch: Batch, view: InstanceView) -> Breach | None:
         job, new = part
         if waiting.get(job.id) is not job:
             return Breach(f"chose request {job.id}, which does not wait", "jobs of view.waiting, once each")
+        if not job.left_tokens:
+            did = f"prefills request {job.id}, which was prefilled elsewhere"
+            return Breach(did, "to decode it: Batch(parts, decodes=[it, ...])")
         if not 1 <= new <= job.prompt_tokens - job.done_tokens:
             return Breach(f"gave request {job.id} {new} tokens", f"1 to {job.left_tokens}, what is left of its prompt")
         if job.done_layers != done_layers or (done_layers and new != job.layered_tokens):

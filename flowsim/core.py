@@ -201,8 +201,8 @@ class Batch:
     `done_s` seconds of `timeline` have run by the last stop, `operators` of them ended, `since_s` is when the segment
     now running began, after the `switch_s` that taking over cost, `suspended_at_s` when the batch was paused (NaN
     unless it is suspended) and `suspended_s` for how long it was before, `predicted_s` what the predictor gave for the
-    whole batch when it started, `blocks` its KV blocks, `slowest` the factor of its slowest rank, and `context` the
-    number of decodes, their tokens of context in the first step, and the most of one.
+    whole batch when it started, `blocks` its KV blocks while it is suspended, `slowest` the factor of its slowest
+    rank, and `context` the number of decodes, their tokens of context in the first step, and the most of one.
 
     Raises:
         PolicyError: no member at all, or a part that is none.

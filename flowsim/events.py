@@ -26,8 +26,7 @@ class Clock(simpy.Environment):
 
     def has_more(self) -> bool:
         """Whether something else happens at this instant."""
-        queue = self._queue
-        return bool(queue) and queue[0][0] <= self.now_s
+        return bool(self._queue) and self._queue[0][0] <= self.now_s
 
     def advance(self, until_s: float, events: int) -> int:
         """Processes up to so many events that come no later than `until_s`, as `step` does each; answers how many."""

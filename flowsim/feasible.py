@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from flowsim.core import Batch, Job, Part
 from flowsim.names import unknown
-from flowsim.policy import ADMISSIONS, ORDERS, View, named, slack_edf
+from flowsim.policy import ADMISSIONS, ORDERS, View, decodes_alone, named, slack_edf
 from flowsim.queue import Order
 from flowsim.timeline import Stops
 
@@ -156,11 +156,12 @@ class FeasibleSet:
             batch = self.batching.join(queue[place:], view)
             if batch is not None:
                 return batch
-        return self._of_the_rest(view)
+        return self._of_the_rest(view) or decodes_alone(view)
 
     def _of_the_rest(self, view: View) -> Batch | None:
         """What nobody in the set is kept waiting for."""
-        held = [batch for batch in (view.running, view.suspended.first(self.rest)) if batch is not None]
+        started = (view.running, view.suspended.first(self.rest))
+        held = [batch for batch in started if batch is not None and batch.parts]  # decodes alone are nobody's turn
         if held:
             return min(held, key=lambda batch: self._rank(batch, view))
         head = view.waiting.first(self.rest)

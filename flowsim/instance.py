@@ -212,9 +212,7 @@ class Instance:
 
     def _begin(self, batch: Batch, at_s: float) -> None:
         """Takes KV blocks and jobs for a new batch that runs from `at_s` on, and lays out its timeline."""
-        breach = batch_breach(batch, self.view)
-        if breach is not None:
-            self._must_not(breach)
+        self._must_not(batch_breach(batch, self.view))
         log = self.log
         # taking over from a batch that was paused at this very instant costs a switch
         switch_s = self.latency.profile.switch_s if self._parked_s == at_s else 0.0
@@ -351,6 +349,7 @@ class Instance:
     def _suspend(self, batch: Batch, stop: Stop) -> None:
         batch.done_s, batch.operators = stop
         batch.suspended_at_s = self._parked_s = self.view.now_s
+        batch.blocks = sum([self.kv.held(job.id) for job, _ in batch.parts])
         self._suspended_blocks += batch.blocks
         self.view.suspended.add(batch)
         self.log_kv()

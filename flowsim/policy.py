@@ -21,7 +21,7 @@ from flowsim.timeline import INSTANT_S, Stops
 
 __all__ = [
     "ComposedPolicy", "InteractiveFirst", "Pauses", "Policy", "Polling", "View",
-    "arrival", "check_is_policy", "deadline", "hopeless", "shortest", "slack_edf", "suspended_at_most",
+    "arrival", "check_is_policy", "deadline", "decodes_alone", "hopeless", "shortest", "slack_edf", "suspended_at_most",
 ]  # fmt: skip
 
 Work = Job | Batch
@@ -189,6 +189,14 @@ class Polling:
             raise ValueError(f"Polling(period_s={self.period_s}): the period must be at least {SHORTEST_PERIOD_S:g} s")
 
 
+def decodes_alone(view: View) -> Batch | None:
+    """What decodes, if nothing else is to run: it takes a token's time, and ends for whatever comes."""
+    if view.running is not None:
+        return view.running
+    decoding = view.decoding
+    return Batch((), decoding) if decoding else None
+
+
 class ComposedPolicy:
     """A policy made of one answer to each question: who first, with whom, where may it stop, when are we asked.
 
@@ -239,18 +247,11 @@ class ComposedPolicy:
             held = own if held is None else min(own, held)
         if held is None:
             head = view.waiting.first(order)
-            return (None if head is None else self.batching.form(head, view, order)) or self._decode(view)
+            return (None if head is None else self.batching.form(head, view, order)) or decodes_alone(view)
         front = view.waiting.front(order)
         if front is None or held[0] <= front[0]:  # ties go to what has started before what waits
             return held[2]
         return self.batching.form(front[2], view, order) or held[2]
-
-    def _decode(self, view: View) -> Batch | None:
-        """What decodes, if nothing else is to run: it takes a token's time, and ends for whatever comes."""
-        if view.running is not None:
-            return view.running
-        decoding = view.decoding
-        return Batch((), decoding) if decoding else None
 
     def __repr__(self) -> str:
         order = getattr(self.order, "__name__", self.order)

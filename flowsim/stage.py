@@ -186,20 +186,14 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
     fills = remembers and own.view.completes(batch)
     batch.slowest = slowest = own.slowest()
     tokens: list[tuple[int, int]] = []
-    total = len(batch.decodes)
-    held_blocks = 0
     for job, new in batch.parts:
         waiting.remove(job)
         done_tokens = job.done_tokens
-        if done_tokens or job.done_layers:
-            held_blocks += kv.held(job.id)
-        else:
-            blocks = kv.blocks(job.prompt_tokens)
+        if not (done_tokens or job.done_layers):
             if remembers:
                 job.done_tokens = done_tokens = cached_tokens(kv, job)
                 new = min(new, job.prompt_tokens - done_tokens)
-            kv.take(job.id, blocks, job.block_name)
-            held_blocks += blocks
+            kv.take(job.id, kv.blocks(job.prompt_tokens), job.block_name)
             if job.start_s != job.start_s:
                 job.start_s = batch.since_s
                 job.cached_tokens = done_tokens
@@ -210,11 +204,9 @@ def take_parts(own: Host, batch: Batch, admitted: Callable[[Job], None]) -> list
             kv.fill(job.id, (done_tokens + new) // kv.block_tokens, job.block_name)
         add((number, index, job.id, len(tokens), new, done_tokens, slowest))
         tokens.append((new, done_tokens))
-        total += new
     if remembers:
         batch.parts = tuple([Part(job, new) for (job, _), (new, _) in zip(batch.parts, tokens, strict=True)])
-    batch.tokens = total
-    batch.blocks = held_blocks
+        batch.tokens = len(batch.decodes) + sum([new for new, _ in tokens])
     return tokens
 
 

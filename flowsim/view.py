@@ -21,8 +21,6 @@ __all__ = ["ARRIVED", "InstanceView"]
 ARRIVED = 64
 """The latest arrivals that a view remembers."""
 
-INFINITE = math.inf
-
 
 class InstanceView:
     """What the scheduler of a real engine could know; it holds no output lengths. Policies only read it.
@@ -43,6 +41,7 @@ class InstanceView:
         "_hardware",
         "_kv",
         "_predictor",
+        "_prefills_alone",
         "arrived",
         "decodes",
         "evicted",
@@ -86,6 +85,7 @@ class InstanceView:
         self._predictor = predictor
         self._alone_s: dict[int, float] = {}  # what the predictor has answered
         self._kv = kv
+        self._prefills_alone = not kv.remembers and max_sequences == math.inf  # each block is one sequence's own
         self.request_s = request_s
 
     @property
@@ -164,7 +164,7 @@ class InstanceView:
         prefill was done elsewhere takes those of its context when it joins the decodes, if it has not come with them.
         """
         kv = self._kv
-        if decodes or kv.remembers or self.max_sequences < INFINITE:
+        if decodes or not self._prefills_alone:
             return self._fits(parts, [job for job in decodes if job.id not in self.decodes])
         needed, block_tokens = 0, kv.block_tokens
         for job, _ in parts:

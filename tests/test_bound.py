@@ -173,6 +173,14 @@ def flowsim_command(folder, *arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+def test_of_requests_at_one_moment_there_is_no_load_and_the_bound_is_json_all_the_same(tmp_path):
+    done = flowsim_command(tmp_path, "task=bound", "workload.num_requests=1")
+    assert done.returncode == 0, done.stderr
+    assert "nan" not in done.stdout
+    found = json.loads((tmp_path / "bound.json").read_text(), parse_constant=pytest.fail)
+    assert [bound["load"] for bound in found["bounds"]] == [None, None]
+
+
 def test_the_command_shows_the_policy_beside_both_bounds(tmp_path):
     done = flowsim_command(tmp_path, "task=bound", "workload.num_requests=200", "workload.rate_rps=14")
     assert done.returncode == 0, done.stderr

@@ -3,11 +3,13 @@ is none."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 
 import pandas as pd
 import pytest
+from rich.console import Console
 from test_bound import flowsim_command
 
 import flowsim
@@ -18,6 +20,7 @@ from flowsim.check import check_result
 from flowsim.config import build, compose
 from flowsim.pool import Cluster
 from flowsim.report import studies
+from flowsim.study.telling import cells
 from flowsim.variants import choices_of
 from flowsim.workload import mixed
 
@@ -180,6 +183,37 @@ def test_the_command_shows_the_bound_of_each_cell_of_a_grid(tmp_path):
     assert (table.bound_share <= 1.0).all()
     assert {f"{share:.0%}" for share in table.bound_share} <= set(done.stdout.split())
     assert (tmp_path / "goodput.png").is_file()
+
+
+def test_a_table_wider_than_the_terminal_is_folded_and_cuts_off_no_name():
+    row = {
+        "policy": "least_remaining_slack",
+        "workload.arrivals": "poisson",
+        "goodput_rps": 5.0,
+        "bound_alone_rps": 9.0,
+    }
+    printed = Console(width=40, file=io.StringIO())
+    printed.print(cells(pd.DataFrame([row]), ["policy", "workload.arrivals"], "goodput_rps", ["bound_alone_rps"]))
+    text = printed.file.getvalue()
+    assert "…" not in text
+    assert sorted("".join(text.split()).replace("─", "")) == sorted(
+        "".join([*row, "least_remaining_slack", "poisson59"])
+    )
+
+
+def test_a_search_among_rates_at_which_no_request_is_measured_says_so():
+    with pytest.raises(ValueError, match=r"warmup_s, cooldown_s or horizon_s leave all its requests out.* take more"):
+        flowsim.goodput([*SMALL, "warmup_s=5", "cooldown_s=2"], bound=True, **QUICK)
+
+
+def test_a_target_and_a_low_rate_are_told_to_as_many_digits_as_they_have(tmp_path):
+    command = ("task=goodput", "task.target=0.999", "task.precision=0.5", "task.seeds=[0]", "task.jobs=1")
+    done = flowsim_command(tmp_path, *command, "workload.num_requests=60", "report=none")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "goodput.json").read_text())
+    assert found["goodput_rps"] < 1.0
+    assert f"goodput {found['goodput_rps']:.3g} req/s" in done.stdout
+    assert "99.9% of all requests" in done.stdout
 
 
 def test_with_a_target_of_each_class_the_bound_is_said_to_be_of_all_requests(tmp_path):

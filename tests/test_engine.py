@@ -23,12 +23,14 @@ from flowsim import (
     simulate,
 )
 from flowsim.check import check_result
+from flowsim.config import build, compose
 from flowsim.core import PolicyError
 from flowsim.kv import PrefixPool
 from flowsim.latency import NO_DECODES, Decodes
 from flowsim.pool import Cluster, Link, Pool
 from flowsim.timeline import Iterations, Stops
 from flowsim.tokens import token_times_s
+from flowsim.variants import choices_of
 from flowsim.workload import sessions
 
 PRO = LatencyModel(load_profile("llama3-8b", "rtxpro6000"))
@@ -318,6 +320,21 @@ def test_the_horizon_leaves_sequences_unfinished_and_loses_none():
 def test_a_policy_that_stops_inside_passes_cannot_be_planned_ahead():
     with pytest.raises(PolicyError, match="stops=pass"):
         served([], policy=ComposedPolicy("arrival", Alone(), "operator"), async_steps=1)
+
+
+@pytest.mark.parametrize("policy", choices_of("policy"))
+def test_every_shipped_policy_serves_an_engine_that_decodes_or_says_what_it_would_have_to_be(policy):
+    scarce = ["workload=azure_conv", "workload.rate_rps=8", "workload.num_requests=40", "cluster.kv_blocks=900"]
+    setup = build(compose([f"policy={policy}", *scarce, "cluster=colocated", "cluster.async_steps=0"]))
+    result = setup.run()
+    check_result(result, Cluster.of(setup.cluster).hardware(setup.latency))
+    assert result.summary()["finished"] == 40
+    ahead = build(compose([f"policy={policy}", *scarce, "cluster=colocated"]))
+    if setup.policy.stops.operators:
+        with pytest.raises(PolicyError, match=r"stops=pass or request .* where batches run to their ends"):
+            ahead.run()
+    else:
+        check_result(ahead.run(), Cluster.of(ahead.cluster).hardware(ahead.latency))
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

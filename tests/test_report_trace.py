@@ -10,11 +10,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from toys import checked, toy_latency, workload
 
 from flowsim import Alone, ComposedPolicy, PrefillOnly, Request, Result, SLOAware, TokenBudget, simulate
+from flowsim.check import check_result
 from flowsim.config import build, compose
+from flowsim.pool import Cluster
 from flowsim.report import Full, Html, Trace, trace
 from flowsim.report.series import busy, counted, last_s, peaks, shares, suspended, waiting
 from flowsim.report.story import Chronicle
@@ -55,6 +58,27 @@ def test_every_segment_flag_arrival_and_first_token_is_a_slice_and_slices_of_a_t
             assert later >= end or (start <= later and its_end <= end)
     busy_us = sum(one["dur"] for one in slices if "operators" in one["name"])
     assert busy_us / 1e6 == pytest.approx((segments["end_s"] - segments["start_s"]).sum(), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "said"),
+    [
+        (["policy=adaptive_stops"], "stops", lambda row: row.stops),
+        (
+            ["policy=layered_prefill", "cluster=colocated"],
+            "layers",
+            lambda row: f"{row.first_layer}-{row.last_layer - 1}",
+        ),
+    ],
+)
+def test_a_segment_tells_the_layers_and_the_stops_that_its_batch_has_of_its_own(overrides, name, said, tmp_path):
+    setup = build(compose([*overrides, "workload.num_requests=60"]))
+    result = setup.run()
+    check_result(result, Cluster.of(setup.cluster).hardware(setup.latency))
+    told = [one["args"] for one in events(result, tmp_path) if name in one.get("args", {})]
+    rows = pd.DataFrame(result.tables[name]).itertuples()
+    assert {args["batch"]: args[name] for args in told} == {row.batch: said(row) for row in rows}
+    assert len({args[name] for args in told}) > 1
 
 
 def test_an_arrow_leads_from_every_arrival_over_the_segments_to_the_first_token(tmp_path):

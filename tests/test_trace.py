@@ -16,7 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowsim.check import check_result
+from flowsim.config import build, compose
 from flowsim.core import Request
+from flowsim.pool import Cluster
 from flowsim.workload import load_trace, mixed, read_trace, trace
 
 DATA = Path(os.environ.get("FLOWSIM_DATA", Path(__file__).resolve().parents[1] / ".." / "shared" / "data"))
@@ -31,6 +34,19 @@ def write(tmp_path):
         return path
 
     return write_file
+
+
+def test_the_requests_of_a_run_that_decodes_and_evicts_replay_without_a_warning(tmp_path, caplog):
+    scarce = ["cluster=colocated", "policy=layered_prefill", "cluster.kv_blocks=900", "workload.rate_rps=8"]
+    setup = build(compose([*scarce, "workload=azure_conv", "workload.num_requests=60"]))
+    result = setup.run()
+    check_result(result, Cluster.of(setup.cluster).hardware(setup.latency))
+    assert result.tables["requests"]["recomputed_tokens"].sum() > 0
+    result.save(tmp_path)
+    with caplog.at_level(logging.WARNING, "flowsim"):
+        replayed = load_trace(tmp_path / "requests.csv")
+    assert [one.prompt_tokens for one in replayed] == result.tables["requests"]["prompt_tokens"].tolist()
+    assert caplog.messages == []
 
 
 def as_csv(requests, line_end="\n"):

@@ -23,6 +23,7 @@ from flowsim import (
 )
 from flowsim.check import check_result
 from flowsim.config import build, compose
+from flowsim.core import PolicyError
 from flowsim.hybrid import HybridChunked
 from flowsim.pool import Link
 from flowsim.router import RoundRobin
@@ -182,6 +183,12 @@ def test_any_small_disaggregated_cluster_keeps_the_laws_and_finishes_what_it_acc
     result = run(requests, cluster, policy, router=RoundRobin())
     assert set(result.requests.outcome) <= {"finished", "rejected"}
     assert run(requests, cluster, policy, router=RoundRobin()).requests.equals(result.requests)
+
+
+def test_a_policy_that_prefills_what_another_pool_has_prefilled_is_told_to_decode_it():
+    wrong = ComposedPolicy("slack_edf", SLOAware(), "pass")
+    with pytest.raises(PolicyError, match=r"prefills request 0, which was prefilled elsewhere. Allowed: to decode it"):
+        run(requests_of((0.0, 100, 5)), pd(policy=wrong))
 
 
 def test_a_horizon_counts_what_is_on_its_way_as_unfinished():

@@ -151,6 +151,8 @@ class Scene:
             told += f',"decodes":{self._decodes[batch]}'
         if batch in self._layers:
             told += f',"layers":"{self._layers[batch]}"'
+        if batch in self._stops:
+            told += f',"stops":"{self._stops[batch]}"'
         slo_s = requests["ttft_slo_s"][head]
         if np.isfinite(slo_s):
             deadline_s = requests["arrival_s"][head] + slo_s
@@ -172,6 +174,12 @@ class Scene:
             return {}
         columns = (self.tables["layers"][name].tolist() for name in ("batch", "first_layer", "last_layer"))
         return {batch: f"{first}-{last - 1}" for batch, first, last in zip(*columns, strict=True)}
+
+    @cached_property
+    def _stops(self) -> dict[int, str]:
+        """Of batches with stops of their own, these."""
+        stops = self.tables.get("stops", {"batch": np.zeros(0), "stops": np.zeros(0)})
+        return dict(zip(stops["batch"].tolist(), stops["stops"].tolist(), strict=True))
 
     def _has_token(self, request: int, at_s: float) -> bool:
         """Whether a request has had its first token by a time: what it computes then, it computes again."""

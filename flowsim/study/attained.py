@@ -10,6 +10,10 @@ from flowsim.study.points import Figures
 
 __all__ = ["checked_target", "confidence", "crossing", "shares", "worst"]
 
+NONE_MEASURED = (
+    "warmup_s, cooldown_s or horizon_s leave all its requests out; at a higher rate a run of as many is shorter: "
+    "take more of them, or a lower task.high_rps"
+)
 Shares = Mapping[str, float]
 """What has to meet the target -> the share of its requests that met their SLO."""
 
@@ -18,7 +22,7 @@ def shares(figures: Figures, measure: str, *, per_class: bool) -> Shares:
     """The one place where a study reads attainment: the figure `measure`, or that of each class.
 
     Raises:
-        ValueError: there is no such figure, or no request of the run has an SLO.
+        ValueError: there is no such figure, or no request of the run that is measured has an SLO.
     """
     if per_class:
         prefix = f"{measure}_by_class."
@@ -27,7 +31,8 @@ def shares(figures: Figures, measure: str, *, per_class: bool) -> Shares:
         found = {"all": figures.get(measure)}
     with_slo = {name: float(share) for name, share in found.items() if share is not None}
     if not with_slo:
-        raise ValueError(f"the run has no figure {measure!r} to hold against a target: no request has an SLO")
+        why = "no request has an SLO" if figures.get("measured") != 0 else NONE_MEASURED
+        raise ValueError(f"the run has no figure {measure!r} to hold against a target: {why}")
     return with_slo
 
 

@@ -125,6 +125,7 @@ def figures_of(setup: Setup, *, batching: str) -> dict[str, Any]:
     without = without_ttft(requests)
     having = bound.requests + without
     return {
+        "measured": len(requests),
         "attainment": bound.attainment,
         "joint_attainment": (bound.on_time + without) / having if having else None,
         **{name: getattr(bound, name) for name in FIGURES if name not in BOUNDED},

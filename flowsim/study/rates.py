@@ -134,7 +134,9 @@ def _start(cell: Cell, start_rps: float | None, low_rps: float, high_rps: float)
         cell.at({RATE: START_RPS}).point(0, 0)
     except ValueError as error:
         name = settings["workload"]
-        raise ValueError(f"goodput varies {RATE}, which {name} does not have (a closed loop has no rate)") from error
+        raise ValueError(
+            f"goodput varies {RATE}, which {name} does not have (a closed loop has no rate, nor has a list of requests)"
+        ) from error
     return start_rps or min(max(settings.get(RATE) or START_RPS, low_rps), high_rps)
 
 

@@ -202,12 +202,16 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def _whom(target: float, per_class: bool) -> str:
-    return f"{target:.0%} of {'the requests of each class' if per_class else 'all requests'} within their SLOs"
+    return f"{100.0 * target:.4g}% of {'the requests of each class' if per_class else 'all requests'} within their SLOs"
 
 
 def _ci_words(row: Mapping[str, Any], name: str, unit: str = "") -> str:
     ends = interval(row, name)
     return f" (95 % interval {ends[0]:.3g} to {ends[1]:.3g}{unit})" if ends else ""
+
+
+def _rate(rps: float) -> str:
+    return f"{rps:.2f}" if rps >= 1.0 else f"{rps:.3g}"
 
 
 def rate_words(row: Mapping[str, Any], target: float, per_class: bool) -> list[str]:
@@ -216,7 +220,7 @@ def rate_words(row: Mapping[str, Any], target: float, per_class: bool) -> list[s
         return [f"no goodput: even the lowest rate fails ({_whom(target, per_class)}; {ran})"]
     reached = "at least " if row["bracket_end"] == "high" else ""
     ci = _ci_words(row, "goodput_rps", " req/s")
-    lines = [f"goodput {reached}{row['goodput_rps']:.2f} req/s{ci}", f"{_whom(target, per_class)}; {ran}"]
+    lines = [f"goodput {reached}{_rate(row['goodput_rps'])} req/s{ci}", f"{_whom(target, per_class)}; {ran}"]
     return lines + ["the highest rate was reached; raise task.high_rps"] * (row["bracket_end"] == "high")
 
 
@@ -263,9 +267,10 @@ def cells(found: pd.DataFrame, axes: list[str], figure: str, beside: Sequence[st
     them that the figure is, in percent."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in axes:
-        table.add_column(Text(name))
+        table.add_column(Text(name, overflow="fold"), overflow="fold")
     for name in (figure, *beside):
-        table.add_column(Text("of it" if name in beside and name.endswith("_share") else name), justify="right")
+        head = "of it" if name in beside and name.endswith("_share") else name
+        table.add_column(Text(head, overflow="fold"), justify="right", overflow="fold")
     for labels, rows in found.groupby(axes, sort=False, dropna=False):
         cells = labels if isinstance(labels, tuple) else (labels,)
         mean = rows[figure].mean()

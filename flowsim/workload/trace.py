@@ -27,7 +27,10 @@ OnBadRow = Literal["error", "drop"]
 Synthesize = Literal["poisson"]
 
 DAY_S = 86400.0
-KNOWN_COLUMNS = tuple(field.name for field in fields(Request) if field.name != "id")
+OPTIONAL_COLUMNS = tuple(
+    field.name for field in fields(Request) if field.name not in ("id", "arrival_s", "prompt_tokens")
+)
+"""What an ignored column of a table may have been meant to be: it has the others, or it could not be read."""
 
 _log = logging.getLogger("flowsim")
 
@@ -185,7 +188,7 @@ def _summary(path: str | Path, name: str, read: ReadRows, out_of_order: int) -> 
         warnings.append(f"{counted(read.clamped_turns, 'follow-up turn')} without a new block: the last block is taken")
     warnings += [f"left out {counted(count, 'row')}: {reason}" for reason, count in read.left_out.items()]
     for column in read.ignored:
-        near = near_names(column, KNOWN_COLUMNS, cutoff=0.8)
+        near = near_names(column, OPTIONAL_COLUMNS, cutoff=0.8)
         if near and name in ("csv", "jsonl"):
             warnings.append(f"the column {column!r} is ignored; {near.strip()}")
     if dropped:
