@@ -30,11 +30,19 @@ QUICK = {"seeds": (0,), "precision": 0.1, "jobs": 1}
 
 
 @pytest.mark.parametrize(
+    "policies",
+    [
+        pytest.param(["fcfs", "chunked_2k", "flowprefill", "feasible_set"], id="four"),
+        pytest.param(choices_of("policy"), id="all", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize(
     "overrides",
     [["workload.arrivals={gamma: {cv: 2}}"], ["cluster.instances=2", "workload.shares={text: 0.4, file: 0.6}"]],
+    ids=["bursts", "two instances"],
 )
-def test_no_shipped_policy_has_a_goodput_above_the_bound(overrides):
-    table = flowsim.goodput([*SMALL, *overrides], {"policy": choices_of("policy")}, bound=True, **QUICK).table
+def test_no_shipped_policy_has_a_goodput_above_the_bound(overrides, policies):
+    table = flowsim.goodput([*SMALL, *overrides], {"policy": policies}, bound=True, **QUICK).table
     assert table.error.isna().all()
     assert table.bound_rps.nunique() == 1, "no policy changes what is possible"
     assert (table.bound_alone_rps <= table.bound_rps).all()
