@@ -56,7 +56,7 @@ validate: ## hold the simulator against all that is real or exact; writes docs/v
 bench: ## speed beside SimPy's own, growth, clusters that decode, a search, start-up; beside sched-sim where PEER_PYTHON names its interpreter (minutes)
 	$(PYTHON) -m benchmarks.simulate
 	$(PYTHON) -m benchmarks.counts
-	$(PYTHON) -m benchmarks.scale
+	$(PYTHON) -m benchmarks.scale --turns 3
 	$(PYTHON) -m benchmarks.scale --counts 1000000 --keep requests sample summary
 	$(PYTHON) -m benchmarks.serving
 	$(PYTHON) -m benchmarks.search
