@@ -219,7 +219,7 @@ class Instance:
         batch.begin(log.num_batches, at_s + switch_s, switch_s)
         log.num_batches += 1
         self.stage.take(batch)
-        log.kv.add((self.view.now_s, self.index, self.kv.free_blocks, self._suspended_blocks))
+        self.log_kv()
 
     def _run(self, batch: Batch) -> None:
         self.view.running = batch
@@ -326,7 +326,7 @@ class Instance:
             complete = self.stage.end(batch, operators)
             ended = Ended.FINISHED if at_end and complete else Ended.PASS
             log.segments.add(segment_row(self.index, batch, end_s, operators, ended, met_s))
-            log.kv.add((view.now_s, self.index, self.kv.free_blocks, self._suspended_blocks))
+            self.log_kv()
         if self._planned is not None:
             planned, self._planned = self._planned, None
             planned.since_s = self.env.now_s

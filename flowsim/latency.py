@@ -163,7 +163,7 @@ class LatencyModel:
         if len(tokens) == 1 and slowest == 1.0 and decodes is NO_DECODES:
             new, cached = tokens[0]
             if not cached:
-                return self._whole.get(new) or self.whole(new)
+                return self.whole(new)
         asked = (tokens, slowest, decodes)
         if asked != self._asked:
             self._asked, self._answer = asked, self._lay_out(tokens, slowest, decodes)
@@ -338,21 +338,13 @@ class Exact:
     def __init__(self, latency: LatencyModel) -> None:
         self.latency = latency
         self._request_s = latency.profile.request_s
-        self._alone_s: dict[int, float] = {}
 
     def alone_s(self, prompt_tokens: int) -> float:
-        """The prompt's isolated TTFT; computed once per length."""
-        alone_s = self._alone_s.get(prompt_tokens)
-        if alone_s is None:
-            alone_s = self._alone_s[prompt_tokens] = self.latency.isolated_s(prompt_tokens)
-        return alone_s
+        """The prompt's isolated TTFT."""
+        return self.latency.isolated_s(prompt_tokens)
 
     def batch_s(self, tokens: Tokens, decodes: Decodes = NO_DECODES) -> float:
         """The batch's timeline, plus `request_s`."""
-        if len(tokens) == 1 and decodes is NO_DECODES:
-            new, cached = tokens[0]
-            if not cached:
-                return self._alone_s.get(new) or self.alone_s(new)
         if not tokens:
             return self.latency.iterations(decodes, 1).total_s + self._request_s
         return self.latency.timeline(tokens, 1.0, decodes).total_s + self._request_s

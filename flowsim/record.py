@@ -27,9 +27,7 @@ def segment_row(
     )  # fmt: skip
 
 
-def request_row(
-    instance: int, job: Job, finish_s: float, outcome: Outcome, reason: Reason | None = None
-) -> tuple[float, ...]:
+def request_row(instance: int, job: Job, finish_s: float, outcome: Outcome, reason: Reason | None) -> tuple[float, ...]:
     """What became of a request that ended on an instance."""
     return (
         job.id, job.start_s, job.first_token_s, finish_s, job.blocked_s, job.preemptions, job.suspended_s,

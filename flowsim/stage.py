@@ -14,7 +14,7 @@ from flowsim.core import Batch, Job, Outcome, Part, Request
 from flowsim.kv import Blocks
 from flowsim.latency import NO_DECODES, Decodes, LatencyModel, Predictor, Tokens
 from flowsim.log import Log
-from flowsim.record import request_row, stops_row
+from flowsim.record import stops_row
 from flowsim.timeline import Stops
 from flowsim.view import InstanceView, cached_tokens
 
@@ -146,7 +146,7 @@ class PrefillStage:
                 self._handed(job)
             else:
                 own.kv.give(job.id)
-                own.log.requests.add(request_row(own.index, job, token_s, Outcome.FINISHED))
+                own.log_request(job, token_s, Outcome.FINISHED)
                 own.ended(job.request, token_s)
         if again:
             self._count_tokens(batch, again, token_s)

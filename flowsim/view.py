@@ -163,6 +163,8 @@ class InstanceView:
         A job takes the blocks of its whole prompt when its prefill starts, and keeps them between chunks; one whose
         prefill was done elsewhere takes those of its context when it joins the decodes, if it has not come with them.
         """
+        if len(self.suspended.by_id) + (self.running is not None) >= self.max_batches:
+            return False
         kv = self._kv
         if decodes or not self._prefills_alone:
             return self._fits(parts, [job for job in decodes if job.id not in self.decodes])
@@ -170,13 +172,11 @@ class InstanceView:
         for job, _ in parts:
             if not (job.done_tokens or job.done_layers):
                 needed -= -job.prompt_tokens // block_tokens
-        under_way = len(self.suspended.by_id) + (self.running is not None)
-        return needed <= kv.free_blocks and under_way < self.max_batches
+        return needed <= kv.free_blocks
 
     def _fits(self, parts: Sequence[Part], joining: Sequence[Job]) -> bool:
-        """Likewise, of decodes those that are not sequences of this instance yet."""
-        under_way = len(self.suspended.by_id) + (self.running is not None)
-        if self.blocks(parts, joining) > self._kv.free_blocks or under_way >= self.max_batches:
+        """Whether blocks and sequence slots are; of decodes only those that are not sequences of this instance yet."""
+        if self.blocks(parts, joining) > self._kv.free_blocks:
             return False
         starting = sum(not (job.done_tokens or job.done_layers) for job, _ in parts)
         return self.sequences + starting + len(joining) <= self.max_sequences
